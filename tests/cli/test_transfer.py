@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 import pytest
 
 import treering
-from tests.importers.histories import exported, grow, portrait
+from tests.importers.jsonl_histories import exported, grow, portrait
 from treering.importers.registry import IMPORTERS
 
 

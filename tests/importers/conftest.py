@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import treering
-from tests.importers.histories import grow
+from tests.importers.jsonl_histories import grow
 
 
 @pytest.fixture

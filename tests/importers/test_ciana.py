@@ -78,10 +78,10 @@ def test_invalid_counters(store, data, text):
 def test_a_missing_or_empty_folder(store, data, tmp_path):
     with pytest.raises(NotFound, match=r"looked for checkpoints\.db, session_counters\.json"):
         bring(data, store)
-    with pytest.raises(NotFound, match="there is no folder"):
+    with pytest.raises(NotFound, match="not found"):
         bring(tmp_path / "nowhere", store)
     count(data, {})
-    with pytest.raises(NotFound, match="there is no folder"):
+    with pytest.raises(NotFound, match="not found"):
         bring(data, store, workspace=tmp_path / "nowhere")
 
 

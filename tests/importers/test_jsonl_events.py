@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from tests.importers.histories import bring, exported
+from tests.importers.jsonl_histories import bring, exported
 from treering.core.batch import Event, Usage
 from treering.core.content import list_address
 from treering.core.encoding import decode, decode_json, encode, encode_json
 from treering.core.ids import thread_scope
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput
-from treering.importers.export import export_jsonl
+from treering.importers.jsonl_export import export_jsonl
 
 
 class TestOtherEvents:
@@ -109,5 +109,5 @@ class TestOtherEvents:
         head = json.loads(next(line for line in lines if b'"kind":"checkpoint"' in line))["id"]
         lie = {"kind": "head", "name": "chat//telegram_1", "thread": "support/alice", "checkpoint": head}
         lines.insert(-1, json.dumps(lie).encode())
-        with pytest.raises(InvalidInput, match="is no head of thread 'support/alice'"):
+        with pytest.raises(InvalidInput, match="is not the head of a subgraph of thread 'support/alice'"):
             bring(b"\n".join(lines), empty)

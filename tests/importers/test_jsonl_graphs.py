@@ -13,9 +13,9 @@ from langgraph.graph.message import add_messages
 from langgraph.types import Command, interrupt
 
 import treering
-from tests.importers.histories import exported, portrait
+from tests.importers.jsonl_histories import exported, portrait
 from treering.adapters.langgraph import TreeringSaver
-from treering.importers.jsonl import import_jsonl
+from treering.importers.jsonl_import import import_jsonl
 
 CONFIG = {"configurable": {"thread_id": "t"}}
 

@@ -15,10 +15,10 @@ from langgraph.types import Send
 
 import treering
 from tests.adapters.langgraph.scripts import config
-from tests.importers.histories import exported, portrait
+from tests.importers.jsonl_histories import exported, portrait
 from treering.adapters.langgraph import TreeringSaver
 from treering.errors import InvalidInput
-from treering.importers.jsonl import import_jsonl
+from treering.importers.jsonl_import import import_jsonl
 
 OLD = Path(__file__).parent / "fixtures" / "jsonl" / "graph-whole-lists.jsonl"
 """An export of before: the lists are spelled out in what was written."""
@@ -132,6 +132,6 @@ def test_a_list_that_is_not_there_is_a_bad_line(change):
         for each in event["lists"].values():
             each.update(change)
         lines[number] = msgspec.json.encode(event)
-        with pytest.raises(InvalidInput, match=rf"line {number + 1}: the event needs .* above it"):
+        with pytest.raises(InvalidInput, match=rf"line {number + 1}: the event needs .* so far"):
             import_jsonl(io.BytesIO(b"\n".join(lines)), target)
         assert list(target.threads()) == []

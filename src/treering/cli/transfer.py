@@ -197,9 +197,9 @@ def _run(
     """
     from treering.api import locate, probe
     from treering.api import open as open_store
-    from treering.importers.registry import importer, loaded
+    from treering.importers.registry import importer, load_function
 
-    function = loaded(importer(name).function)
+    function = load_function(importer(name).function)
     report: Any = None  # one of the two below makes it
     located = locate(place.store)
     is_there = probe(located).exists
@@ -341,7 +341,7 @@ def export(
 ) -> None:
     """Write whole histories, for `import jsonl`."""
     from treering.errors import InvalidInput
-    from treering.importers.export import export_jsonl
+    from treering.importers.jsonl_export import export_jsonl
 
     if format != "jsonl":
         raise InvalidInput(f"there is no format {format!r}; use jsonl")

@@ -19,7 +19,7 @@ from treering.core.batch import NUMBER_BITS
 from treering.core.clock import SECOND_US
 from treering.core.ids import check_id
 from treering.errors import InvalidInput, NotFound
-from treering.importers.histories import HeadMade, Histories, ListMade, Made
+from treering.importers.history_writer import HistoryWriter, ImportedCheckpoint, ImportedHead, ImportedList
 from treering.importers.registry import import_folder
 from treering.importers.report import FileReport, ImportReport, Progress
 from treering.importers.sessions import derived_checkpoint_id
@@ -181,7 +181,7 @@ def _read_state(path: Path, row: _Row, unpickler: Unpickler | None) -> CapturedS
 
 def _save(row: _Row, state: CapturedState, store: Store, *, dry_run: bool) -> str:
     """Append a row to its thread; return ``new``, ``known``, or ``older`` than the head of the thread."""
-    histories = Histories(store)
+    histories = HistoryWriter(store)
     if row.checkpoint_id in histories.owners([row.checkpoint_id]):
         info = thread_info(store.engine, store.space, row.thread, "")
         if info is not None:
@@ -193,7 +193,7 @@ def _save(row: _Row, state: CapturedState, store: Store, *, dry_run: bool) -> st
         return "new"
     if row.checkpoint_id not in histories.owners([row.checkpoint_id]):
         histories.add(
-            Made(
+            ImportedCheckpoint(
                 id=row.checkpoint_id,
                 thread=row.thread,
                 namespace="",
@@ -207,7 +207,7 @@ def _save(row: _Row, state: CapturedState, store: Store, *, dry_run: bool) -> st
             )
         )
     histories.set_head(
-        HeadMade(
+        ImportedHead(
             thread=row.thread,
             namespace="",
             checkpoint=row.checkpoint_id,
@@ -219,9 +219,9 @@ def _save(row: _Row, state: CapturedState, store: Store, *, dry_run: bool) -> st
     return "new"
 
 
-def _new_items(head: Checkpoint | None, name: str, items: Sequence[Any]) -> ListMade:
+def _new_items(head: Checkpoint | None, name: str, items: Sequence[Any]) -> ImportedList:
     before = [] if head is None else head.items(name)
     keep = 0
     while keep < min(len(before), len(items)) and before[keep] == items[keep]:
         keep += 1
-    return ListMade(keep=keep, add=items[keep:])
+    return ImportedList(keep=keep, add=items[keep:])

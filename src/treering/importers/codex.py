@@ -23,7 +23,6 @@ import msgspec
 
 from treering.errors import NotFound
 from treering.importers.claude_code.turns import time_us
-from treering.importers.json_lines import decode_object
 from treering.importers.recording import SessionRecorder, span_label
 from treering.importers.sessions import (
     ImportedSession,
@@ -35,6 +34,7 @@ from treering.importers.sessions import (
     title_of,
 )
 from treering.importers.streams import codex_usage
+from treering.importers.tolerant_json import decode_object
 
 if TYPE_CHECKING:
     from treering.core.batch import Usage

@@ -25,7 +25,6 @@ from treering.core.encoding import encode_json
 from treering.core.query import EventQuery
 from treering.errors import NotFound
 from treering.importers.claude_code.turns import time_us
-from treering.importers.json_lines import decode_line
 from treering.importers.report import FileReport, ImportReport
 from treering.importers.sessions import (
     ImportedSession,
@@ -37,6 +36,7 @@ from treering.importers.sessions import (
     title_of,
 )
 from treering.importers.streams import Stream, StreamFormat
+from treering.importers.tolerant_json import decode_line
 
 if TYPE_CHECKING:
     from treering.core.batch import Usage

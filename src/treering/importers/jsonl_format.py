@@ -1,14 +1,14 @@
-"""The lines of an exported history: JSON, one thing a line, readable with any tool.
+"""The format of an exported history: JSON Lines, readable with any tool.
 
-The first line says what the file is. Then, per thread, a line with its head, and its checkpoints and rewinds
-in the order in which they were committed, each behind its parent. A checkpoint says what changed against its
-parent: of each list how many items stay (``keep``) and which follow (``add``), of the state which values are
-set and dropped. The file therefore grows with what was said, not with its square. The last line counts, so
-that a file that was cut off is noticed.
+The first line names the format. Each thread then has a line with its head, followed by its checkpoints and
+rewinds in commit order, each checkpoint after its parent. A checkpoint holds what changed since its parent:
+for each list the number of items that stay (``keep``) and the items that follow (``add``), for the state the
+values that are set and dropped. So the file grows with the conversation, not with its square. The last line
+has totals, which reveal a truncated file.
 
-Values are written as they are stored (see `core.encoding`): what JSON cannot say is ``{"$decimal": "1.10"}``.
-Checkpoints of other threads come along where a fork needs them as its past, and so does whatever else belongs
-to the thread: what tasks of a graph wrote, its transcript.
+Values are written as they are stored (see `core.encoding`): what JSON cannot express is ``{"$decimal":
+"1.10"}`` and the like. Checkpoints of other threads are included if a fork needs them as its past, and so are
+all other events of the thread: what the tasks of a graph wrote, its transcript.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ EMPTY: Final = msgspec.Raw(b"{}")
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="treering.threads"):
-    """What the file is."""
+    """The first line: format and version."""
 
     version: int = VERSION
 
 
 class ThreadLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="thread"):
-    """A thread, and where its head was."""
+    """A thread, and the checkpoint that its head was at."""
 
     thread: str
     head: str
@@ -40,30 +40,30 @@ class ThreadLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     namespace: str = ""
 
 
-class ListChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The first ``keep`` items of the parent's list, then these."""
+class ListDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The first ``keep`` items of the parent's list, then ``add``."""
 
     keep: int = 0
     add: list[msgspec.Raw] = []
 
 
-class ValueChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ValueDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Keys of the parent's dict that are set and dropped."""
 
     set: dict[str, msgspec.Raw] = {}
     drop: list[str] = []
 
 
-class StateChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StateDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Values of the parent's state that are set, dropped, or (large dicts) changed in some keys.
 
-    ``whole`` says that the parent's state does not count.
+    With ``whole``, nothing of the parent's state stays.
     """
 
     whole: bool = False
     set: dict[str, msgspec.Raw] = {}
     drop: list[str] = []
-    change: dict[str, ValueChange] = {}
+    change: dict[str, ValueDelta] = {}
 
 
 class CheckpointLine(
@@ -79,8 +79,8 @@ class CheckpointLine(
     parent: str | None = None
     note: str | None = None
     tags: list[str] = []
-    lists: dict[str, ListChange] = {}
-    state: StateChange = StateChange()
+    lists: dict[str, ListDelta] = {}
+    state: StateDelta = StateDelta()
     metadata: msgspec.Raw = EMPTY
     pending_interrupt: msgspec.Raw = NOTHING
     snapshot: str | None = None
@@ -92,19 +92,19 @@ class RewindLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     id: str
     thread: str
     at: str
-    told: msgspec.Raw
+    data: msgspec.Raw
     namespace: str = ""
 
 
 class ContentLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Content as it is stored: JSON as it is, text as a string, bytes as Base64."""
+    """Stored content: JSON as it is, text as a string, bytes as Base64."""
 
     kind: Literal["json", "text", "bytes"]
     value: msgspec.Raw
 
 
 class ListLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A list that an event names: the first items of the list ``name`` of a checkpoint above it."""
+    """A list that an event refers to: the first items of list ``name`` of an earlier checkpoint."""
 
     checkpoint: str
     name: str
@@ -112,11 +112,11 @@ class ListLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="event"):
-    """Something else that belongs to a thread: what tasks of a graph wrote, a line of its transcript.
+    """Any other event of a thread: what the tasks of a graph wrote, a line of its transcript.
 
-    ``slots`` are its small contents by where they lay, ``objects`` the large ones, ``lists`` those of
-    checkpoints by their ids. With ``by_index`` the event names its contents by their index within the commit,
-    so these must stay.
+    ``slots`` are its small contents by address, ``objects`` the large ones, ``lists`` the lists of
+    checkpoints by id. With ``by_index``, the event refers to its contents by their indexes within the commit,
+    which must stay.
     """
 
     id: str
@@ -135,7 +135,7 @@ class EventLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class RefLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="head"):
-    """A further head of a thread, of a graph within a graph."""
+    """The head of a subgraph of a thread."""
 
     name: str
     thread: str
@@ -144,7 +144,7 @@ class RefLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="end"):
-    """How much the file holds."""
+    """The last line: what the file contains."""
 
     threads: int
     checkpoints: int
@@ -157,22 +157,22 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 def write_line(line: Line) -> bytes:
-    """One line, with its end."""
+    """Encode a line, with its line feed."""
     return _encoder.encode(line) + b"\n"
 
 
 def read_line(text: bytes) -> Line:
-    """Read a line; raises `msgspec.MsgspecError` and says what is wrong with it."""
+    """Decode a line. Raise `msgspec.MsgspecError` if it is malformed."""
     return _decoder.decode(text)
 
 
 def raw_content(content: Content) -> msgspec.Raw:
-    """Stored content as JSON."""
+    """Return stored content as JSON."""
     return msgspec.Raw(content.data if content.kind == "json" else encode_json(decode(content)))
 
 
 def content_line(content: Content) -> ContentLine | None:
-    """Stored content for a line; ``None`` for a tree, which is no value."""
+    """Return stored content for a line; ``None`` for a tree, which is not a value."""
     if content.kind == "json":
         return ContentLine(kind="json", value=msgspec.Raw(content.data))
     if content.kind == "text":
@@ -183,7 +183,7 @@ def content_line(content: Content) -> ContentLine | None:
 
 
 def content_of(line: ContentLine) -> Content:
-    """The content behind a line."""
+    """Return the content of a line."""
     if line.kind == "json":
         decode_json(bytes(line.value))
         return Content("json", bytes(line.value))
@@ -193,14 +193,14 @@ def content_of(line: ContentLine) -> Content:
 
 
 def raw_value(value: object) -> msgspec.Raw:
-    """A value as JSON; no value and an empty object are left out of a line."""
+    """Return a value as JSON. ``None`` and an empty dict are omitted from the line."""
     if value is None:
         return NOTHING
     return msgspec.Raw(encode_json(value, keep_order=True)) if value != {} else EMPTY
 
 
 def value_of(raw: msgspec.Raw) -> object:
-    """The value behind JSON; `InvalidInput` or `Corrupt` when it is none of ours."""
+    """Return the value of JSON. Raise `InvalidInput` or `Corrupt` if it could not be stored."""
     value: object = decode_json(bytes(raw))
     encode(value, keep_order=True)
     return value

@@ -20,8 +20,8 @@ from treering.core.batch import NUMBER_BITS, Draft
 from treering.core.clock import from_datetime
 from treering.core.ids import check_id
 from treering.errors import InvalidInput, TreeringError
-from treering.importers.histories import Histories
-from treering.importers.registry import opened
+from treering.importers.history_writer import HistoryWriter
+from treering.importers.registry import open_file
 from treering.importers.report import FileReport
 from treering.threads import chats, transcripts
 from treering.threads.transcripts import ThreadLog, TranscriptEvent, columns_of
@@ -71,7 +71,7 @@ def _load(
 ) -> list[FileReport]:
     thread = check_id(path.stem, f"{path}: thread id")
     lines, is_torn = _lines(path, thread, kind, read)
-    known = Histories(store).events(thread, "")
+    known = HistoryWriter(store).events(thread, "")
     new = [line for line in lines if line.id not in known]
     log = ThreadLog(store.engine, store.space, thread, "", kind=kind)
     for start in range(0, 0 if dry_run else len(new), _EVENTS_PER_COMMIT):
@@ -128,7 +128,7 @@ def _lines(
 
 def _numbered(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     """The lines that are not blank, with their numbers, and whether each ends with a newline."""
-    with opened(path) as file:
+    with open_file(path) as file:
         for number, text in enumerate(file, 1):
             if text.strip():
                 yield number, text.strip(), text.endswith(b"\n")

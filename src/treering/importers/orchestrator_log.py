@@ -22,10 +22,10 @@ from treering.core.ids import check_id
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound
 from treering.importers.claude_code.turns import time_us
-from treering.importers.json_lines import decode_object
 from treering.importers.recording import BatchRecorder
 from treering.importers.report import FileReport, ImportReport
 from treering.importers.sessions import raw_lines
+from treering.importers.tolerant_json import decode_object
 from treering.runs.run import Run, run_from_ref, run_ref
 from treering.runs.span import usage_of
 

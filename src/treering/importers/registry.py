@@ -1,9 +1,9 @@
-"""Every importer there is, and every part of a source that is a folder.
+"""The registry of importers, and the import of a folder part by part.
 
-This is the one register: the command line offers what stands here, and a folder is imported part by part as
-listed. A part without a loader is found and counted, and reported as not imported yet; whoever builds the
-view that it belongs to adds the loader here. Loaders are named, not imported, so that the table costs
-nothing to read.
+The command line offers the importers listed here. A source that is a folder has a table of its parts: file
+patterns with the loader of each. All parts are read before the first is written, so a file that cannot be
+read stops the import while nothing has changed. A part without a loader is counted and reported as not
+imported. Functions are named, not imported, so reading the tables costs nothing.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ Root = Literal["data", "workspace"]
 
 
 class Importer(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that can be imported, by a function of ``(source, store, *, on_progress, dry_run)``."""
+    """An importer: a function of ``(source, store, *, on_progress, dry_run)``."""
 
     name: str
     summary: str
     function: str
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """Files of a folder.
+class FolderPart(msgspec.Struct, frozen=True, kw_only=True):
+    """Some files of a folder.
 
-    ``load`` is called with ``(path, store, *, on_progress, dry_run, **options)`` for each file and gives
-    back its `FileReport`s. Without it, ``count`` is called with the path and says how much there is.
+    ``load`` is called with ``(path, store, *, on_progress, dry_run, **options)`` for each file and returns
+    its `FileReport`s. Without it, ``count`` is called with the path and returns how much the file holds.
     """
 
     paths: tuple[str, ...]
-    """Patterns below the root."""
+    """Glob patterns, relative to the root."""
     holds: str
     root: Root = "data"
     load: str | None = None
@@ -63,7 +63,7 @@ IMPORTERS: Final = (
     Importer(
         name="jsonl",
         summary="Threads that `treering export` wrote",
-        function="treering.importers.jsonl:import_jsonl",
+        function="treering.importers.jsonl_import:import_jsonl",
     ),
     Importer(
         name="langgraph",
@@ -92,40 +92,40 @@ IMPORTERS: Final = (
     ),
 )
 
-PARTS: Final[dict[str, tuple[Part, ...]]] = {
+PARTS: Final[dict[str, tuple[FolderPart, ...]]] = {
     "agentry": (
-        Part(
+        FolderPart(
             paths=("checkpoints.db",), holds="checkpoints", load="treering.importers.agentry:load_checkpoints"
         ),
-        Part(
+        FolderPart(
             paths=("transcripts/*.jsonl", "*.jsonl"),
             holds="transcript events",
             load="treering.importers.logs:load_transcript",
         ),
     ),
     "ciana": (
-        Part(
+        FolderPart(
             paths=("checkpoints.db",), holds="checkpoints", load="treering.importers.ciana:load_checkpoints"
         ),
-        Part(
+        FolderPart(
             paths=("session_counters.json",), holds="counters", load="treering.importers.ciana:load_counters"
         ),
-        Part(
+        FolderPart(
             paths=("sessions/*.jsonl",),
             holds="session log entries",
             load="treering.importers.logs:load_session",
         ),
-        Part(
+        FolderPart(
             paths=("scheduled_tasks.json",),
             holds="scheduled tasks",
             load="treering.importers.ciana:load_tasks",
         ),
-        Part(
+        FolderPart(
             paths=("cc_user_states.json",),
             holds="user states",
             load="treering.importers.ciana:load_user_states",
         ),
-        Part(
+        FolderPart(
             paths=("IDENTITY.md", "AGENT.md", "MEMORY.md", "skills/*/SKILL.md"),
             holds="memory files",
             root="workspace",
@@ -135,25 +135,18 @@ PARTS: Final[dict[str, tuple[Part, ...]]] = {
 }
 
 
-def loaded(name: str) -> Any:
-    """The function behind ``module:function``."""
+def load_function(name: str) -> Any:
+    """Import the function named by ``module:function``."""
     module, _, function = name.partition(":")
     return getattr(import_module(module), function)
 
 
 def importer(name: str) -> Importer:
-    """An importer by its name."""
+    """Return an importer by its name."""
     return next(each for each in IMPORTERS if each.name == name)
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Importing a folder part by part, as the table lists it.
-#
-# All parts are looked at before the first one is written: a file that cannot be read stops the import while
-# nothing has changed. Parts that have no loader yet are counted and reported.
-
-
-NOT_YET: Final = "this version has no place for these yet; they stay where they are"
+NOT_YET: Final = "this version does not import these"
 
 
 def import_folder(
@@ -165,15 +158,15 @@ def import_folder(
     dry_run: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> ImportReport:
-    """Import what the table lists for ``name`` below these roots."""
+    """Import the parts that the table lists for ``name`` from these folders."""
     for root in roots.values():
         if not root.is_dir():
-            raise NotFound(f"there is no folder {str(root)!r}; give the folder that {name} keeps its data in")
+            raise NotFound(f"folder {str(root)!r} not found; give the data folder of {name}")
     found = list(_found(name, roots))
     source = str(roots["data"])
     if not found:
         expected = ", ".join(part.paths[0] for part in PARTS[name] if part.root in roots)
-        raise NotFound(f"{source} holds nothing that {name} leaves behind (looked for {expected})")
+        raise NotFound(f"{source} has no data of {name} (looked for {expected})")
     files = _read(found, store, None, dry_run=True, options=options)
     if not dry_run:
         files = _read(found, store, on_progress, dry_run=False, options=options)
@@ -181,8 +174,8 @@ def import_folder(
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file."""
-    with opened(path) as file:
+    """Read a JSON file."""
+    with open_file(path) as file:
         data = file.read()
     try:
         return msgspec.json.decode(data)
@@ -190,16 +183,16 @@ def read_json(path: Path) -> Any:
         raise InvalidInput(f"{path} is not JSON ({error}); repair it, nothing was imported") from None
 
 
-def opened(path: Path) -> Any:
-    """A file for reading bytes."""
+def open_file(path: Path) -> Any:
+    """Open a file for reading bytes."""
     try:
         return path.open("rb")
     except OSError as error:
         raise Unreachable(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _found(name: str, roots: Mapping[Root, Path]) -> Iterator[tuple[Part, Path, str]]:
-    """Each part with its files, and their paths as they are reported."""
+def _found(name: str, roots: Mapping[Root, Path]) -> Iterator[tuple[FolderPart, Path, str]]:
+    """Yield each part with its files, and the path of each as it is reported."""
     for part in PARTS[name]:
         root = roots.get(part.root)
         if root is None:
@@ -214,7 +207,7 @@ def _found(name: str, roots: Mapping[Root, Path]) -> Iterator[tuple[Part, Path, 
 
 
 def _read(
-    found: list[tuple[Part, Path, str]],
+    found: list[tuple[FolderPart, Path, str]],
     store: Store,
     on_progress: Progress | None,
     *,
@@ -224,10 +217,12 @@ def _read(
     reports: list[FileReport] = []
     for part, path, shown in found:
         if part.load is not None:
-            made = loaded(part.load)(path, store, on_progress=on_progress, dry_run=dry_run, **(options or {}))
+            made = load_function(part.load)(
+                path, store, on_progress=on_progress, dry_run=dry_run, **(options or {})
+            )
             reports += [msgspec.structs.replace(each, path=shown) for each in made]
         elif part.count is not None:
-            count = loaded(part.count)(path)
+            count = load_function(part.count)(path)
             reports.append(
                 FileReport(path=shown, holds=part.holds, found=count, left_out=count, note=NOT_YET)
             )

@@ -1,6 +1,7 @@
-"""What an import says when it is done: a count per file, of what was found, what is new and what was there.
+"""The report of an import: counts per file of what was found, what is new and what was stored already.
 
-In a dry run the numbers are the same as in the real run that would follow; only nothing is written.
+A dry run reports the same numbers as the real run that would follow. The importers of coding sessions also
+sum up tokens and costs by project and day.
 """
 
 from __future__ import annotations
@@ -14,22 +15,19 @@ from treering.core.clock import day_of, to_datetime
 from treering.core.query import day_start_us
 from treering.runs.prices import prices
 
-# -----------------------------------------------------------------------------------------------------------
-# Adding and taking away tokens, class by class.
-
 
 def added(one: Usage | None, other: Usage) -> Usage:
-    """Two counts together."""
+    """Return the sum of two counts, class by class."""
     return _by_class(one or Usage(), other, 1)
 
 
 def without(one: Usage, other: Usage | None) -> Usage:
-    """What is left of a count, in no class below zero."""
+    """Return the difference of two counts, in no class below zero."""
     return one if other is None else _by_class(one, other, -1)
 
 
 def covers(whole: Usage, part: Usage) -> bool:
-    """Whether a count can hold another one, in every class."""
+    """Return whether a count is at least another one in every class."""
     return all(getattr(whole, name) >= getattr(part, name) for name in Usage.__struct_fields__)
 
 
@@ -39,12 +37,8 @@ def _by_class(one: Usage, other: Usage, sign: int) -> Usage:
     )
 
 
-# -----------------------------------------------------------------------------------------------------------
-# What sessions took, by project and day: the answer that a developer wants first.
-
-
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """What one project took on one day."""
+    """What one project used on one day."""
 
     project: str
     day: str
@@ -56,7 +50,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally:
-    """Sums that grow while sessions are read."""
+    """Sums usage by project and day while sessions are read."""
 
     def __init__(self, given: Iterable[Spent] = ()) -> None:
         self._days: dict[tuple[str, str], Spent] = {}
@@ -64,7 +58,7 @@ class Tally:
             self.add(each)
 
     def add(self, spent: Spent) -> None:
-        """What was summed up elsewhere."""
+        """Add a sum from elsewhere."""
         known = self._at(spent.project, spent.day)
         nanos = dict(known.nanos)
         for currency, amount in spent.nanos.items():
@@ -79,11 +73,11 @@ class Tally:
         )
 
     def run(self, project: str, ts_us: int) -> None:
-        """A run began."""
+        """Count a run."""
         self.add(Spent(project=project, day=_day(ts_us), runs=1))
 
     def used(self, project: str, ts_us: int, model: str | None, usage: Usage) -> None:
-        """Tokens of a message."""
+        """Add the tokens of a message, at their price."""
         priced = None if model is None else prices.price(model, usage, ts_us)
         self.add(
             Spent(
@@ -97,7 +91,7 @@ class Tally:
 
     @property
     def spent(self) -> tuple[Spent, ...]:
-        """All of it, by day and project."""
+        """All sums, by day and project."""
         return tuple(sorted(self._days.values(), key=lambda each: (each.day, each.project)))
 
     def _at(self, project: str, day: str) -> Spent:
@@ -108,24 +102,22 @@ def _day(ts_us: int) -> str:
     return to_datetime(day_start_us(day_of(ts_us))).date().isoformat()
 
 
-# -----------------------------------------------------------------------------------------------------------
-
 Progress = Callable[[int, int | None], None]
-"""Called now and then with how much is done and, where it is known, of how much."""
+"""Called from time to time with how much is done and, where known, of how much."""
 
 
 class FileReport(msgspec.Struct, frozen=True, kw_only=True):
     """One file (or table, or folder of files) of a source."""
 
     path: str
-    """Its place inside the source."""
+    """Its path inside the source."""
     holds: str
     """What is counted, in the plural: ``checkpoints``, ``counters``."""
     found: int
     new: int = 0
-    """Written now (in a dry run: would be written)."""
+    """Written now; in a dry run, what would be written."""
     known: int = 0
-    """In the store already, from an earlier import."""
+    """Stored already, by an earlier import."""
     left_out: int = 0
     """Found and not imported; ``note`` says why."""
     note: str = ""
@@ -139,17 +131,17 @@ class ImportReport(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool
     files: tuple[FileReport, ...]
     lines: int = 0
-    """Lines that were read; those of files that have not changed since are not read again."""
+    """Lines that were read; files that have not changed since the last import are not read again."""
     seconds: float = 0.0
-    """How long it took, where that is counted."""
+    """The duration, where it is measured."""
     unknown: dict[str, int] = {}
-    """Lines of types that are not known, which were kept as they are."""
+    """Lines of unknown types, which were stored as they are, by type."""
     bad: tuple[str, ...] = ()
-    """Lines that could not be read and were passed over: file, number and reason."""
+    """Lines that could not be read and were skipped: file, number and reason."""
     spent: tuple[Spent, ...] = ()
-    """What everything in the source took, by project and day."""
+    """What all sessions of the source used, by project and day."""
 
     @property
     def new(self) -> int:
-        """How much was written, over all files; 0 when everything was there already."""
+        """How much was written over all files; 0 if everything was stored already."""
         return sum(each.new for each in self.files)

@@ -23,10 +23,10 @@ from treering.core.ids import Scope, thread_key
 from treering.core.paging import each_record
 from treering.core.query import EventQuery
 from treering.errors import Conflict, InvalidInput, Unreachable
-from treering.importers.histories import HeadMade, Histories, ListMade, Made
-from treering.importers.json_lines import decode_line
+from treering.importers.history_writer import HistoryWriter, ImportedCheckpoint, ImportedHead, ImportedList
 from treering.importers.recording import BatchRecorder, SessionRecorder
 from treering.importers.report import FileReport, ImportReport, Spent, Tally
+from treering.importers.tolerant_json import decode_line
 from treering.runs.run import Run
 from treering.threads.checkpoint_record import PREFIX
 
@@ -362,7 +362,7 @@ class ImportedSession:
         """
         if not turns:
             return True
-        histories = Histories(self.store)
+        histories = HistoryWriter(self.store)
         ids = [
             derived_checkpoint_id(turn.began_us, self.tool, self.thread, turn.id, str(turn.length))
             for turn in turns
@@ -370,7 +370,7 @@ class ImportedSession:
         try:
             self._add_checkpoints(histories, turns, ids, state)
             histories.set_head(
-                HeadMade(
+                ImportedHead(
                     thread=self.thread,
                     namespace="",
                     checkpoint=ids[-1],
@@ -384,7 +384,7 @@ class ImportedSession:
         return True
 
     def _add_checkpoints(
-        self, histories: Histories, turns: Sequence[Turn], ids: Sequence[str], state: Mapping[str, Any]
+        self, histories: HistoryWriter, turns: Sequence[Turn], ids: Sequence[str], state: Mapping[str, Any]
     ) -> None:
         there = histories.owners(ids)
         steps: list[int] = []
@@ -394,14 +394,14 @@ class ImportedSession:
             if id_ in there:
                 continue
             histories.add(
-                Made(
+                ImportedCheckpoint(
                     id=id_,
                     thread=self.thread,
                     namespace="",
                     parent=None if parent is None else ids[parent],
                     step=steps[-1],
                     created_at_us=turn.began_us,
-                    lists={"messages": ListMade(keep=turn.keep, add=turn.said)},
+                    lists={"messages": ImportedList(keep=turn.keep, add=turn.said)},
                     state=state,
                     metadata={_IMPORTER: self.tool},
                     note=_title(turn.said),

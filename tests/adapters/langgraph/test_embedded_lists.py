@@ -14,11 +14,11 @@ from langgraph.types import Send
 
 import treering
 from tests.adapters.langgraph.scripts import config
-from tests.importers.histories import exported
+from tests.importers.jsonl_histories import exported
 from treering.adapters.langgraph import TreeringSaver
 from treering.adapters.langgraph.channels import LEAST_EMBEDDED, extract_lists
 from treering.adapters.langgraph.values import ValueCodec, closed_serde
-from treering.importers.jsonl import import_jsonl
+from treering.importers.jsonl_import import import_jsonl
 
 TEXT = "word " * 100
 

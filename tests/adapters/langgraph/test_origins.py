@@ -17,10 +17,10 @@ from langgraph.types import Command, interrupt
 
 import treering
 from tests.adapters.langgraph.scripts import config
-from tests.importers.histories import exported
+from tests.importers.jsonl_histories import exported
 from treering.adapters.langgraph import TreeringSaver
 from treering.errors import Conflict
-from treering.importers.jsonl import import_jsonl
+from treering.importers.jsonl_import import import_jsonl
 
 
 def added(before: list, writes: list) -> list:

@@ -11,10 +11,10 @@ from langgraph.graph import END, START, StateGraph
 
 import treering
 from tests.adapters.langgraph.scripts import config
-from tests.importers.histories import exported
+from tests.importers.jsonl_histories import exported
 from treering.adapters.langgraph import TreeringSaver
 from treering.core.query import EventQuery
-from treering.importers.jsonl import import_jsonl
+from treering.importers.jsonl_import import import_jsonl
 
 TEXT = "word " * 100
 

@@ -29,7 +29,6 @@ from treering.importers.claude_code.turns import (
     ClaudeTurn,
     read_line,
 )
-from treering.importers.json_lines import decode_object
 from treering.importers.recording import span_label
 from treering.importers.sessions import (
     ImportedSession,
@@ -40,6 +39,7 @@ from treering.importers.sessions import (
     raw_lines,
     title_of,
 )
+from treering.importers.tolerant_json import decode_object
 
 if TYPE_CHECKING:
     from treering.importers.report import ImportReport, Progress

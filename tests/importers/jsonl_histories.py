@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from decimal import Decimal
 
-from treering.importers.export import export_jsonl
-from treering.importers.jsonl import import_jsonl
+from treering.importers.jsonl_export import export_jsonl
+from treering.importers.jsonl_import import import_jsonl
 
 
 def grow(store):

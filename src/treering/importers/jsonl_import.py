@@ -1,7 +1,8 @@
-"""Importing a history that was exported as JSON lines (see `lines`).
+"""Import histories that were exported as JSON Lines (see `jsonl_format`).
 
-The file is read twice. The first time every line is checked, against the file and against the store, and
-nothing is written; all bad lines are reported together. The second time it is stored.
+The file is read twice. The first pass (`Inspection`) checks every line against the file and the store, writes
+nothing, and reports all bad lines together. The second pass stores them. Values are decoded in the first pass
+as they will be stored, so a line that passes can be written.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from treering.core.content import Address, SlotAddress, list_address, object_add
 from treering.core.encoding import encode_json
 from treering.core.ids import check_id, thread_scope
 from treering.errors import Conflict, Corrupt, InvalidInput, NotFound, TreeringError, Unreachable
-from treering.importers.histories import COLUMNS, REWIND, HeadMade, Histories, ListMade, Made, further_heads
+from treering.graphs.step import subgraph_refs
+from treering.importers.history_writer import (
+    COLUMNS,
+    HistoryWriter,
+    ImportedCheckpoint,
+    ImportedHead,
+    ImportedList,
+)
 from treering.importers.jsonl_format import (
     NOTHING,
     VERSION,
@@ -41,21 +49,16 @@ from treering.importers.jsonl_format import (
 from treering.importers.report import FileReport, ImportReport, Progress
 from treering.store import Store
 from treering.threads.checkpoint_record import KIND, created_at_us
-
-# -----------------------------------------------------------------------------------------------------------
-# What the lines of an exported history stand for: checkpoints and events that can be stored.
-#
-# Values are read as they will be stored, so a line that gets through here can be written.
-
+from treering.threads.history import REWIND
 
 _MAX_INDEX: Final = 100_000
 
 
-def made_of(line: CheckpointLine) -> Made:
-    """The checkpoint that a line stands for."""
+def checkpoint_of(line: CheckpointLine) -> ImportedCheckpoint:
+    """Return the checkpoint of a line."""
     state = line.state
     metadata: object = value_of(line.metadata)
-    return Made(
+    return ImportedCheckpoint(
         id=line.id,
         thread=line.thread,
         namespace=line.namespace,
@@ -63,7 +66,7 @@ def made_of(line: CheckpointLine) -> Made:
         step=line.step,
         created_at_us=time_us(line.created_at),
         lists={
-            name: ListMade(keep=change.keep, add=[value_of(each) for each in change.add])
+            name: ImportedList(keep=change.keep, add=[value_of(each) for each in change.add])
             for name, change in line.lists.items()
         },
         state={name: value_of(each) for name, each in state.set.items()},
@@ -82,30 +85,32 @@ def made_of(line: CheckpointLine) -> Made:
 
 
 def rewind_of(line: RewindLine) -> Event:
-    """The event that a rewind is."""
+    """Return the event of a rewind."""
     return Event(
         id=line.id,
         kind=REWIND,
         ts_us=time_us(line.at),
         scope=thread_scope(line.thread, line.namespace),
-        data=encode_json(value_of(line.told)),
+        data=encode_json(value_of(line.data)),
     )
 
 
 def event_of(line: EventLine) -> Event:
-    """Any other event; `InvalidInput` when it points at content that the line does not bring."""
+    """Return the event of any other line. Raise `InvalidInput` if it refers to content that is not in the
+    line.
+    """
     if line.type in (KIND, REWIND):
         raise InvalidInput(f"an event cannot be a {line.type}")
     for address, each in line.slots.items():
         content_of(each)
         place = parse_address(address)
         if not isinstance(place, SlotAddress) or place.index > _MAX_INDEX:
-            raise InvalidInput(f"content cannot lie at {address!r}")
+            raise InvalidInput(f"content cannot have the address {address!r}")
     brought = set(line.slots)
     brought |= {object_address(content_of(each).name) for each in line.objects}
     brought |= {list_address(check_id(each, "list id")) for each in line.lists}
     if missing := {*line.links, *([line.body] if line.body is not None else [])} - brought:
-        raise InvalidInput(f"the event does not bring its content at {min(missing)!r}")
+        raise InvalidInput(f"the event lacks its content {min(missing)!r}")
     columns: dict[str, Any] = dict(line.columns)
     usage = columns.pop("usage", None)
     if unknown := columns.keys() - set(COLUMNS):
@@ -125,7 +130,7 @@ def event_of(line: EventLine) -> Event:
 
 
 def check_values(line: CheckpointLine) -> None:
-    """Raise if any value of a checkpoint cannot be stored."""
+    """Raise `InvalidInput` or `Corrupt` if a value of a checkpoint cannot be stored."""
     for change in line.lists.values():
         for item in change.add:
             value_of(item)
@@ -140,21 +145,15 @@ def check_values(line: CheckpointLine) -> None:
 
 
 def time_us(text: str) -> int:
-    """Microseconds of an ISO time."""
+    """Return an ISO time as microseconds."""
     return from_datetime(datetime.fromisoformat(text))
-
-
-# -----------------------------------------------------------------------------------------------------------
-# The first reading of an exported history: what it holds, and that all of it can be stored.
-#
-# Nothing is written. Bad lines are collected and reported together, with their numbers.
 
 
 _SHOWN: Final = 20
 
 
 def numbered(lines: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, from the beginning, with their numbers."""
+    """Yield the lines that are not blank, from the start of the file, with their numbers."""
     lines.seek(0)
     for number, text in enumerate(lines, 1):
         if stripped := text.strip():
@@ -162,10 +161,10 @@ def numbered(lines: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 class Inspection:
-    """The first reading: what the file holds, and that all of it can be stored."""
+    """The first pass: what the file holds, checked to be storable."""
 
-    def __init__(self, lines: IO[bytes], name: str, histories: Histories) -> None:
-        self._histories = histories
+    def __init__(self, lines: IO[bytes], name: str, histories: HistoryWriter) -> None:
+        self._history = histories
         self._bad: list[str] = []
         self._bad_count = 0
         self._lengths: dict[str, dict[str, int]] = {}
@@ -198,11 +197,11 @@ class Inspection:
 
     @property
     def count(self) -> int:
-        """How many lines there will be to store."""
+        """How many lines the second pass goes through."""
         return len(self._owners) + len(self._rewinds) + len(self._events)
 
     def report(self, name: str) -> tuple[FileReport, ...]:
-        """What was found, and what of it is new."""
+        """Return what was found, and how much of it is new."""
         found, known = len(self._owners), len(self.stored)
         threads = len(self._threads)
         reports = [
@@ -229,9 +228,9 @@ class Inspection:
             self._is_started = True
             return
         if not self._is_started:
-            raise InvalidInput("it does not begin as a history exported by `treering export`")
+            raise InvalidInput("not a history exported by `treering export`")
         if self._end is not None:
-            raise InvalidInput("there is more behind the end of the history")
+            raise InvalidInput("there are lines after the end of the history")
         match line:
             case ThreadLine():
                 check_id(line.thread, "thread id")
@@ -242,17 +241,19 @@ class Inspection:
             case RewindLine():
                 check_id(line.id, "event id")
                 time_us(line.at)
-                value_of(line.told)
+                value_of(line.data)
                 self._rewinds[line.id] = line.thread, line.namespace
             case EventLine():
                 event_of(line)
                 self._lists(line)
                 self._events[line.id] = line.thread, line.namespace
             case RefLine():
-                if not line.name.startswith(further_heads(line.thread, line.namespace)):
-                    raise InvalidInput(f"{line.name!r} is no head of thread {line.thread!r}")
+                if not line.name.startswith(subgraph_refs(line.thread, line.namespace)):
+                    raise InvalidInput(
+                        f"{line.name!r} is not the head of a subgraph of thread {line.thread!r}"
+                    )
                 if self._owners.get(line.checkpoint) != (line.thread, line.namespace):
-                    raise InvalidInput(f"the head {line.checkpoint!r} is no checkpoint above it")
+                    raise InvalidInput(f"the head {line.checkpoint!r} is not a checkpoint of an earlier line")
             case End():
                 self._end = line
 
@@ -261,7 +262,7 @@ class Inspection:
         if line.id in self._owners:
             raise InvalidInput(f"checkpoint {line.id!r} is in the file twice")
         if day_of(created_at_us(line.id)) != day_of(time_us(line.created_at)):
-            raise InvalidInput(f"checkpoint {line.id!r} was not made on the day that its id says")
+            raise InvalidInput(f"checkpoint {line.id!r} has an id of another day")
         known = self._lengths.get(line.parent or "", {})
         if line.parent is not None:
             if line.parent >= line.id:
@@ -285,7 +286,7 @@ class Inspection:
             if not 0 <= each.length <= length:
                 raise InvalidInput(
                     f"the event needs {each.length} items of list {each.name!r} of checkpoint "
-                    f"{each.checkpoint!r}, of which there are {length} above it"
+                    f"{each.checkpoint!r}, which has {length} so far"
                 )
 
     def _check_whole(self, name: str) -> None:
@@ -306,10 +307,12 @@ class Inspection:
                 f"has {len(self._owners)} of {len(self._threads)}; nothing was imported, export again"
             )
         if self._parents:
-            there = self._histories.owners(parent for _, parent in self._parents)
+            there = self._history.owners(parent for _, parent in self._parents)
             for number, parent in self._parents:
                 if parent not in there:
-                    self._complain(number, f"the parent {parent!r} is neither above it nor in the store")
+                    self._complain(
+                        number, f"the parent {parent!r} is neither in an earlier line nor in the store"
+                    )
 
     def _complain(self, number: int, why: str) -> None:
         self._bad_count += 1
@@ -324,7 +327,7 @@ class Inspection:
             )
 
     def _stored(self) -> set[str]:
-        there = self._histories.owners(self._owners)
+        there = self._history.owners(self._owners)
         for checkpoint_id, owner in there.items():
             if owner != self._owners[checkpoint_id]:
                 raise Conflict(
@@ -333,9 +336,9 @@ class Inspection:
                 )
         return set(there)
 
-    def _head(self, line: ThreadLine) -> HeadMade:
+    def _head(self, line: ThreadLine) -> ImportedHead:
         key = line.thread, line.namespace
-        return HeadMade(
+        return ImportedHead(
             thread=line.thread,
             namespace=line.namespace,
             checkpoint=line.head,
@@ -345,9 +348,6 @@ class Inspection:
         )
 
 
-# -----------------------------------------------------------------------------------------------------------
-
-
 def import_jsonl(
     source: str | Path | IO[bytes],
     store: Store,
@@ -355,21 +355,22 @@ def import_jsonl(
     on_progress: Progress | None = None,
     dry_run: bool = False,
 ) -> ImportReport:
-    """Store the histories of a file (or of what can be read as one); what is there already stays as it is.
+    """Import the histories of a file, given by path or as a binary stream. What is stored already stays as it
+    is.
 
-    Bad lines raise `InvalidInput` with their numbers, before anything is written.
+    Raises `InvalidInput` with the numbers of bad lines before anything is written.
     """
     with _opened(source) as (lines, name):
-        histories = Histories(store)
+        histories = HistoryWriter(store)
         checked = Inspection(lines, name, histories)
         if not dry_run and (checked.new or checked.new_rewinds or checked.new_events or checked.moving):
-            _Writing(lines, checked, histories, on_progress).run()
+            _Import(lines, checked, histories, on_progress).run()
         return ImportReport(importer="jsonl", source=name, dry_run=dry_run, files=checked.report(name))
 
 
 @contextmanager
 def _opened(source: str | Path | IO[bytes]) -> Generator[tuple[IO[bytes], str]]:
-    """The source as something that can be read twice, and its name."""
+    """Open the source for reading twice; yield it with its name."""
     if not isinstance(source, (str, Path)):
         if source.seekable():
             source.seek(0)
@@ -383,9 +384,7 @@ def _opened(source: str | Path | IO[bytes]) -> Generator[tuple[IO[bytes], str]]:
     try:
         file = path.open("rb")
     except FileNotFoundError:
-        raise NotFound(
-            f"there is no file {str(path)!r}; give the path of an exported history, or -"
-        ) from None
+        raise NotFound(f"file {str(path)!r} not found; give the path of an exported history, or -") from None
     except OSError as error:
         raise Unreachable(f"{path} cannot be read: {error.strerror or error}") from error
     with file:
@@ -397,15 +396,15 @@ def _name_of(source: IO[bytes]) -> str:
     return name.strip("<>") if isinstance(name, str) else "stdin"
 
 
-class _Writing:
-    """The second reading."""
+class _Import:
+    """The second pass: stores what is new."""
 
     def __init__(
-        self, lines: IO[bytes], checked: Inspection, histories: Histories, on_progress: Progress | None
+        self, lines: IO[bytes], checked: Inspection, histories: HistoryWriter, on_progress: Progress | None
     ) -> None:
         self._lines = lines
         self._checked = checked
-        self._histories = histories
+        self._history = histories
         self._on_progress = on_progress
 
     def run(self) -> None:
@@ -414,13 +413,13 @@ class _Writing:
             line = read_line(text)
             if isinstance(line, CheckpointLine):
                 if line.id in self._checked.new:
-                    self._histories.add(made_of(line), size=len(text))
+                    self._history.add(checkpoint_of(line), size=len(text))
             elif isinstance(line, RewindLine):
                 if line.id in self._checked.new_rewinds:
-                    self._histories.add_event(rewind_of(line))
+                    self._history.add_event(rewind_of(line))
             elif isinstance(line, EventLine):
                 if line.id in self._checked.new_events:
-                    self._histories.add_event(
+                    self._history.add_event(
                         event_of(line),
                         slots={address: content_of(each) for address, each in line.slots.items()},
                         objects=[content_of(each) for each in line.objects],
@@ -428,18 +427,18 @@ class _Writing:
                         by_index=line.by_index,
                     )
             elif isinstance(line, RefLine):
-                self._histories.set_further_head(line.name, line.thread, line.namespace, line.checkpoint)
+                self._history.set_further_head(line.name, line.thread, line.namespace, line.checkpoint)
                 continue
             else:
                 continue
             done += 1
             if self._on_progress is not None:
                 self._on_progress(done, self._checked.count)
-        self._histories.finish()
-        missing = self._checked.new - self._histories.owners(self._checked.new).keys()
+        self._history.finish()
+        missing = self._checked.new - self._history.owners(self._checked.new).keys()
         if missing:
             raise Corrupt(
                 f"{len(missing)} checkpoints are missing after the import, {min(missing)!r} first; try again"
             )
         for head in self._checked.heads:
-            self._histories.set_head(head)
+            self._history.set_head(head)

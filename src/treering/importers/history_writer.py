@@ -1,9 +1,9 @@
-"""Writing checkpoints that were made elsewhere, with their own ids and times.
+"""Write checkpoints that were made elsewhere, with their own ids and times.
 
-A history arrives in order, each checkpoint behind its parent. Many checkpoints go into one commit; what a
-checkpoint shares with its parent is written once, as when the thread itself saves. **Invariant:** a thread's
-head is set only when all of its checkpoints are stored, so an import that was interrupted leaves no half
-thread to be seen, and the next run finds what is there already and writes the rest.
+A history arrives in order, each checkpoint after its parent. Many checkpoints go into one commit; what a
+checkpoint shares with its parent is written once, as when the thread itself saves. **Invariant:** the head of
+a thread is set only when all of its checkpoints are stored, so an interrupted import leaves no partial thread
+visible, and the next run skips what is stored already and writes the rest.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from msgspec import structs
 from treering.core.batch import ABSENT, Draft, Event
 from treering.core.content import Content, ObjectAddress, list_address, parse_address
 from treering.core.encoding import encode_json
-from treering.core.ids import namespace_prefix, thread_scope
+from treering.core.ids import thread_scope
 from treering.core.paging import each_record
 from treering.core.query import EventQuery
 from treering.errors import Conflict, NotFound, RefMoved
 from treering.threads.checkpoint_record import CheckpointRecord, ListPrefix, by_id, read_checkpoint
-from treering.threads.history import Journal, head_ref, read_head
+from treering.threads.history import REWIND, Journal, head_ref, read_head
 from treering.threads.lists import ListChange, encode_items
 from treering.threads.state_values import read_state
 from treering.threads.writer import CheckpointWriter, NewCheckpoint
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 _CHECKPOINTS_A_COMMIT: Final = 200
 _BYTES_A_COMMIT: Final = 4_000_000
 _RECENT: Final = 1_000
-REWIND: Final = "rewind"
-
-
 COLUMNS: Final = (
     "run",
     "span",
@@ -54,27 +51,22 @@ COLUMNS: Final = (
     "currency",
     "duration_us",
 )
-"""The columns of an event that hold a word or a number."""
+"""The columns of an event that hold a text or a number."""
 
 
-def further_heads(thread: str, namespace: str) -> str:
-    """What the heads of graphs within a thread's graph start with (see `views.graphs`)."""
-    return f"graph/{namespace_prefix(namespace)}{namespace_prefix(thread)}"
-
-
-class ListMade(msgspec.Struct, frozen=True, kw_only=True):
-    """The first ``keep`` items of the parent's list, then these."""
+class ImportedList(msgspec.Struct, frozen=True, kw_only=True):
+    """The first ``keep`` items of the parent's list, then ``add``."""
 
     keep: int = 0
     add: Sequence[Any] = ()
 
 
-class Made(msgspec.Struct, frozen=True, kw_only=True):
+class ImportedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint to be stored.
 
-    ``state`` are the values that differ from the parent's, ``changed`` the dicts of which only some keys do
-    (set and dropped), ``dropped`` those that are gone. With ``whole`` the parent's state does not count.
-    A ``snapshot`` is kept where its files are in the store already.
+    ``state`` holds the values that differ from the parent's, ``changed`` the dicts in which only some keys do
+    (set and dropped), ``dropped`` the names that are gone. With ``whole``, nothing of the parent's state
+    stays. A ``snapshot`` is kept only if its files are in the store already.
     """
 
     id: str
@@ -83,7 +75,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None
     step: int
     created_at_us: int
-    lists: Mapping[str, ListMade]
+    lists: Mapping[str, ImportedList]
     state: Mapping[str, Any]
     whole: bool = True
     dropped: Sequence[str] = ()
@@ -95,8 +87,8 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: str | None = None
 
 
-class HeadMade(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a thread's head goes; ``checkpoints`` and ``rewinds`` are the ids that came with it."""
+class ImportedHead(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the head of a thread goes; ``checkpoints`` and ``rewinds`` are the ids imported with it."""
 
     thread: str
     namespace: str
@@ -106,8 +98,8 @@ class HeadMade(msgspec.Struct, frozen=True, kw_only=True):
     rewinds: AbstractSet[str] = frozenset()
 
 
-class Histories:
-    """Stores checkpoints in one space. What was added is written by and by, the rest by `finish`."""
+class HistoryWriter:
+    """Writes histories into one store, in batches; `finish` writes what is still buffered."""
 
     def __init__(self, store: Store) -> None:
         self._engine = store.engine
@@ -121,7 +113,7 @@ class Histories:
         self._unwritten: set[str] = set()
 
     def owners(self, checkpoint_ids: Iterable[str]) -> dict[str, tuple[str, str]]:
-        """Which of these checkpoints are in the space already, with the thread and namespace of each."""
+        """Return which of these checkpoints are stored already, with the thread and namespace of each."""
         by_day: dict[tuple[int | None, int | None], list[str]] = {}
         for each in checkpoint_ids:
             query = by_id(each)
@@ -136,25 +128,27 @@ class Histories:
         return found
 
     def rewinds(self, thread: str, namespace: str) -> set[str]:
-        """The ids of a thread's rewinds that are in the space already."""
+        """Return the ids of a thread's rewinds that are stored already."""
         return self._events(EventQuery(kinds=(REWIND,), scope=thread_scope(thread, namespace)))
 
     def events(self, thread: str, namespace: str) -> set[str]:
-        """The ids of everything that belongs to a thread and is in the space already."""
+        """Return the ids of all events of a thread that are stored already."""
         return self._events(EventQuery(scope=thread_scope(thread, namespace)))
 
     def _events(self, query: EventQuery) -> set[str]:
         return {record.event.id for record in each_record(self._engine, self._space, query)}
 
-    def add(self, made: Made, *, size: int = 0) -> None:
-        """Take a checkpoint whose parent was taken before, or is stored; ``size`` is about how many bytes."""
+    def add(self, made: ImportedCheckpoint, *, size: int = 0) -> None:
+        """Add a checkpoint whose parent was added before or is stored; ``size`` is its approximate size in
+        bytes.
+        """
         parent = None if made.parent is None else self._checkpoint(made.parent)
         scope = thread_scope(made.thread, made.namespace)
         before = parent.lists if parent is not None else {}
         if made.changed or any(
             self._needs(before.get(name), change, scope) for name, change in made.lists.items()
         ):
-            self.finish()  # what it grows out of must be stored before it can be read
+            self.finish()  # what it continues must be stored before it can be read
         stored = {} if parent is None or made.whole else parent.state
         lists = {
             name: self._list_change(before.get(name), change, scope) for name, change in made.lists.items()
@@ -200,10 +194,10 @@ class Histories:
         lists: Mapping[str, tuple[str, str]] | None = None,
         by_index: bool = False,
     ) -> None:
-        """Take an event of a thread that is no checkpoint (a rewind); one that is stored stays as it is.
+        """Add an event of a thread that is not a checkpoint; one that is stored already stays as it is.
 
-        ``slots`` are its small contents by where they lay before, ``lists`` the checkpoint and the name of
-        each list that it names; what the event says of these places is put right. An event that names its
+        ``slots`` are its small contents by their former addresses, ``lists`` the checkpoint and the channel
+        of each list that it names; the addresses in the event are rewritten. An event that refers to its
         contents ``by_index`` gets a commit of its own, in which they keep their indexes.
         """
         contents = dict(slots or {})
@@ -235,7 +229,7 @@ class Histories:
             self.finish()
 
     def set_further_head(self, name: str, thread: str, namespace: str, checkpoint: str) -> None:
-        """Set the head of a graph within a graph, if there is none."""
+        """Set the head of a subgraph, if it has none."""
         self.finish()
         draft = Draft(self._space)
         value = encode_json({"checkpoint": checkpoint})
@@ -244,18 +238,18 @@ class Histories:
             self._engine.commit(draft.batch())
 
     def finish(self) -> None:
-        """Write what is waiting."""
+        """Write what is buffered."""
         if self._waiting:
             self._engine.commit(self._draft.batch())
         self._draft = Draft(self._space)
         self._waiting = self._bytes = 0
         self._unwritten.clear()
 
-    def head_moves(self, head: HeadMade) -> bool:
-        """Whether an import sets this head; not if the thread is there, or further, already.
+    def head_moves(self, head: ImportedHead) -> bool:
+        """Return whether an import moves this head: not if the thread is at it, or past it, already.
 
-        A thread whose head did not come with the import has a life of its own here: if what came is not part
-        of its past, that is a `Conflict`. One that was rewound here stays where it was rewound to.
+        Raises `Conflict` if the thread was saved to in this store and does not have the imported head in its
+        past. A thread that was rewound in this store stays where it was rewound to.
         """
         ref = self._ref(head)
         if ref is None:
@@ -273,8 +267,8 @@ class Histories:
             "import it into another namespace (--namespace NAME), or rename the thread there"
         )
 
-    def set_head(self, head: HeadMade) -> None:
-        """Point a thread at its newest checkpoint; everything that was added is written first."""
+    def set_head(self, head: ImportedHead) -> None:
+        """Move the head of a thread to its newest checkpoint, after writing what is buffered."""
         self.finish()
         if not self.head_moves(head):
             return
@@ -289,35 +283,35 @@ class Histories:
         )
         self._engine.commit(draft.batch())
 
-    def _ref(self, head: HeadMade) -> Ref | None:
+    def _ref(self, head: ImportedHead) -> Ref | None:
         name = head_ref(head.thread, head.namespace)
         return self._engine.refs(self._space, [name]).get(name)
 
-    def _list_change(self, before: ListPrefix | None, change: ListMade, scope: str) -> ListChange:
+    def _list_change(self, before: ListPrefix | None, change: ImportedList, scope: str) -> ListChange:
         contents = encode_items(list(change.add))
         if before is None or change.keep == 0:
             return ListChange(contents=contents)
         is_tail = not contents or (change.keep == before.length and self._is_tail(before, scope))
         return ListChange(before, change.keep, contents, branch=not is_tail)
 
-    def _needs(self, before: ListPrefix | None, change: ListMade, scope: str) -> bool:
-        """Whether a list will branch off from one that is not stored yet."""
+    def _needs(self, before: ListPrefix | None, change: ImportedList, scope: str) -> bool:
+        """Return whether a list would branch off from one that is not stored yet."""
         if before is None or before.list not in self._unwritten or not (change.keep and change.add):
             return False
         return change.keep != before.length or not self._is_tail(before, scope)
 
-    def _is_tail(self, stretch: ListPrefix, scope: str) -> bool:
-        """Whether a list ends with this stretch, and is the same thread's."""
-        tail = self._tails.get(stretch.list)
+    def _is_tail(self, prefix: ListPrefix, scope: str) -> bool:
+        """Return whether a list ends with this prefix and belongs to the same thread."""
+        tail = self._tails.get(prefix.list)
         if tail is None:
-            info = self._engine.list_info(self._space, stretch.list)
+            info = self._engine.list_info(self._space, prefix.list)
             if info is None:
                 return False
-            tail = self._tails[stretch.list] = info.length, info.scope
-        return tail == (stretch.length, scope)
+            tail = self._tails[prefix.list] = info.length, info.scope
+        return tail == (prefix.length, scope)
 
-    def _new_state(self, stored: Mapping[str, StateValue], made: Made) -> dict[str, Any]:
-        """The state values that are not as in the parent."""
+    def _new_state(self, stored: Mapping[str, StateValue], made: ImportedCheckpoint) -> dict[str, Any]:
+        """Return the state values that differ from the parent's."""
         values = dict(made.state)
         for name, (new, gone) in made.changed.items():
             (old,) = read_state(self._engine, self._space, {name: stored[name]}).values()
@@ -325,7 +319,7 @@ class Histories:
         return values
 
     def _is_stored(self, snapshot: str | None) -> bool:
-        """Whether the files of a snapshot are here; they do not come with a history."""
+        """Return whether the files of a snapshot are stored; they are not part of an exported history."""
         place = None if snapshot is None else parse_address(snapshot)
         return isinstance(place, ObjectAddress) and not self._engine.missing(self._space, [place.name])
 
@@ -354,14 +348,14 @@ class Histories:
 
 
 def _renamed(data: bytes, names: Mapping[str, str]) -> bytes:
-    """JSON with texts that are names of places replaced."""
+    """Return JSON with the names of lists and addresses replaced."""
     for before, after in names.items():
         data = data.replace(b'"%s"' % before.encode(), b'"%s"' % after.encode())
     return data
 
 
 def _in_place(slots: Mapping[str, Content]) -> dict[str, Content]:
-    """Contents in the order of their indexes, with nothing in the places between."""
+    """Return contents in the order of their indexes, with empty contents for the gaps."""
     by_index = {int(address.rpartition(".")[2]): address for address in slots}
     return {
         by_index.get(index, f"gap {index}"): slots.get(by_index.get(index, ""), Content("text", b""))

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import treering
-from tests.importers.histories import bring, exported, portrait
+from tests.importers.jsonl_histories import bring, exported, portrait
 from treering.core.batch import Event
 from treering.core.encoding import encode
 from treering.errors import Conflict, InvalidInput, NotFound
-from treering.importers.jsonl import import_jsonl
+from treering.importers.jsonl_import import import_jsonl
 
 
 def test_a_history_comes_back_as_it_was(source, target):
@@ -218,13 +218,13 @@ class TestBadFiles:
         del lines[first]
         end = json.loads(lines[-1])
         lines[-1] = json.dumps({**end, "checkpoints": end["checkpoints"] - 1}).encode()
-        assert "is neither above it nor in the store" in self.refused(lines, empty)
+        assert "is neither in an earlier line nor in the store" in self.refused(lines, empty)
 
     def test_something_else(self, empty):
         assert "line 1: " in self.refused([b'{"role": "user", "content": "hi"}'], empty)
         assert "line 1: " in self.refused([b"\x00\x01binary"], empty)
         assert "is empty" in self.refused([b""], empty)
-        assert "does not begin as a history" in self.refused(
+        assert "not a history exported by" in self.refused(
             [b'{"kind":"end","threads":0,"checkpoints":0}'], empty
         )
 
@@ -254,7 +254,7 @@ class TestBadFiles:
         assert f"line {which + 1}: " in self.refused(lines, empty)
 
     def test_no_such_file(self, empty, tmp_path):
-        with pytest.raises(NotFound, match="there is no file"):
+        with pytest.raises(NotFound, match="not found"):
             import_jsonl(tmp_path / "nothing.jsonl", empty)
 
 

@@ -1,7 +1,7 @@
-"""JSON lines as other tools write them, which is not always JSON as it is written down.
+"""Decode JSON lines as other tools write them, which is not always valid JSON.
 
-JavaScript cuts texts in the middle of a character and writes half of it (a lone surrogate), Python writes
-``NaN``. Such lines are read all the same: a session must not lose a message for half an emoji.
+JavaScript may cut text in the middle of a character and write a lone surrogate; Python writes ``NaN``. Such
+lines are read all the same: a session must not lose a message because of half an emoji.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 
 def decode_line(text: bytes) -> Any:
-    """The value of a line; raises `msgspec.DecodeError` for what is none."""
+    """Decode a line. Raise `msgspec.DecodeError` if it is not JSON even by these rules."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
@@ -24,8 +24,8 @@ def decode_line(text: bytes) -> Any:
 
 
 def decode_object(text: bytes) -> dict[str, Any]:
-    """The object of a line; anything else raises `msgspec.DecodeError`."""
+    """Decode a line that holds an object. Raise `msgspec.DecodeError` for anything else."""
     value = decode_line(text)
     if not isinstance(value, dict):
-        raise msgspec.DecodeError(f"it is no object but a {type(value).__name__}")
+        raise msgspec.DecodeError(f"expected an object, not a {type(value).__name__}")
     return value  # pyright: ignore[reportUnknownVariableType] - JSON has text for keys

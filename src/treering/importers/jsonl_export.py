@@ -1,7 +1,13 @@
-"""Writing whole histories of threads as JSON lines (see `lines`), which `import_jsonl` reads back.
+"""Export the histories of threads as JSON Lines (see `jsonl_format`), which `import_jsonl` reads back.
 
-Everything is streamed: of a long history one page is held at a time. Checkpoints whose parent was dropped by
-retention are hung onto what is left of their past.
+Everything is streamed; of a long history one page is in memory at a time. A checkpoint whose parent was
+dropped by retention gets the next ancestor that is left as its parent.
+
+What a task of a graph wrote may be an item of a list in which the next checkpoint has it as well. In another
+store that list is a different one, so such content is taken out of the list and exported with the event. The
+exception is a task that was sent a whole conversation: it refers to a prefix of a list of an earlier
+checkpoint, and if that checkpoint is exported, the event names the checkpoint and the list. So an export
+grows with the conversation, not with its square.
 """
 
 from __future__ import annotations
@@ -29,27 +35,28 @@ from treering.core.ids import thread_scope
 from treering.core.paging import each_record, each_ref
 from treering.core.query import EventQuery
 from treering.graphs.graph import EMBEDDED_FORM, PREFIX_FORMS, WRITES
-from treering.importers.histories import COLUMNS, REWIND, further_heads
+from treering.graphs.step import subgraph_refs
+from treering.importers.history_writer import COLUMNS
 from treering.importers.jsonl_format import (
     NOTHING,
     CheckpointLine,
     End,
     EventLine,
-    ListChange,
+    ListDelta,
     ListLine,
     RefLine,
     RewindLine,
     Start,
-    StateChange,
+    StateDelta,
     ThreadLine,
-    ValueChange,
+    ValueDelta,
     content_line,
     raw_content,
     raw_value,
     write_line,
 )
 from treering.threads.checkpoint_record import KIND, CheckpointRecord, ListPrefix, Value, read_checkpoint
-from treering.threads.history import Journal
+from treering.threads.history import REWIND, Journal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,36 +69,28 @@ if TYPE_CHECKING:
     from treering.threads.directory import ThreadInfo
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Events of a thread with the content that they point at, for those who take them elsewhere.
-#
-# What a task of a graph wrote may be in a list, where the checkpoint that came next has it (see
-# `adapters.langgraph.task_writes`). Elsewhere that list is another one, so such content is taken out of it
-# and exported with the event. A list that was written whole is not: a task that is sent the whole
-# conversation refers to the beginning of a list of an earlier checkpoint; if that checkpoint is exported, the
-# event names it and the list. So an export grows with the conversation, not with its square.
-
-
-class Along(msgspec.Struct, frozen=True):
-    """Where a list is in what goes along: its name in a moment, and how many of its items are there."""
+class ExportedList(msgspec.Struct, frozen=True):
+    """Where the items of a list are in an export: a checkpoint, the channel, and how many items that has."""
 
     checkpoint: str
     name: str
     length: int
 
 
-class Gathered(msgspec.Struct, frozen=True, kw_only=True):
-    """An event, its content by address, and the lists of checkpoints that it names."""
+class ExportedEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event, its contents by address, and the lists of exported checkpoints that it names."""
 
     event: Event
     contents: dict[Address, Content]
-    lists: dict[str, Along] = {}
+    lists: dict[str, ExportedList] = {}
 
 
-def gathered(engine: Engine, space: str, record: Record, along: Mapping[str, Along]) -> Gathered | None:
-    """An event with its content; ``None`` for one that points at what is not its own.
+def collect_event(
+    engine: Engine, space: str, record: Record, exported: Mapping[str, ExportedList]
+) -> ExportedEvent | None:
+    """Return an event with its contents; ``None`` if it refers to content that is not its own.
 
-    ``along`` are the lists of the moments that went along before it.
+    ``exported`` are the lists of the checkpoints that were exported before it.
     """
     event = record.event
     addresses = list(dict.fromkeys([*event.links] if event.body is None else [*event.links, event.body]))
@@ -103,8 +102,8 @@ def gathered(engine: Engine, space: str, record: Record, along: Mapping[str, Alo
         return None
     contents = dict(zip(own, engine.get(space, own) if own else (), strict=True))
     if len(own) < len(addresses):
-        return _taken_out(engine, space, record, contents, along)
-    return Gathered(event=event, contents=contents)
+        return _taken_out(engine, space, record, contents, exported)
+    return ExportedEvent(event=event, contents=contents)
 
 
 def _taken_out(
@@ -112,16 +111,16 @@ def _taken_out(
     space: str,
     record: Record,
     contents: dict[Address, Content],
-    along: Mapping[str, Along],
-) -> Gathered:
-    """What a task wrote, with no list in it but those that go along; what lay in others is added to it."""
+    exported: Mapping[str, ExportedList],
+) -> ExportedEvent:
+    """Return what a task wrote, with the items of lists that are not exported added to its contents."""
     event = record.event
     given = event.data if event.body is None else contents[event.body].data
-    told: dict[str, Any] = orjson.loads(given or b"{}")
+    fields: dict[str, Any] = orjson.loads(given or b"{}")
     slots = [place.index for place in map(parse_address, contents) if isinstance(place, SlotAddress)]
     free = max(slots, default=-1) + 1
     added: list[Address] = []
-    lists: dict[str, Along] = {}
+    lists: dict[str, ExportedList] = {}
 
     def add(content: Content) -> int:
         address = slot_address(record.batch, 0, free + len(added))
@@ -137,7 +136,7 @@ def _taken_out(
 
     def own_begun(place: Any) -> Any:
         list_id, count, rest = place
-        there = along.get(list_id)
+        there = exported.get(list_id)
         if there is not None and count <= there.length:
             known = lists.get(list_id)
             most = count if known is None else max(count, known.length)
@@ -146,7 +145,7 @@ def _taken_out(
         first = engine.read_list(space, list_id, 0, count) if count else []
         return ["", 0, [*map(add, first), *map(own, rest)]]
 
-    for entry in told["writes"]:
+    for entry in fields["writes"]:
         if entry[2] == "l":
             entry[3] = [own(each) for each in entry[3]]
         elif entry[2] in PREFIX_FORMS:
@@ -155,7 +154,7 @@ def _taken_out(
             entry[3] = [own(entry[3][0]), [own_begun(each) for each in entry[3][1]]]
         elif entry[2] != "v":
             entry[3] = own(entry[3])
-    data = orjson.dumps(told)
+    data = orjson.dumps(fields)
     if event.body is not None:
         contents[event.body] = Content("json", data)
     links = [each for each in event.links if not each.startswith("l:")]
@@ -164,23 +163,21 @@ def _taken_out(
         data=data if event.body is None else None,
         links=(*links, *added, *map(list_address, lists)),
     )
-    return Gathered(event=event, contents=contents, lists=lists)
+    return ExportedEvent(event=event, contents=contents, lists=lists)
 
-
-# -----------------------------------------------------------------------------------------------------------
 
 _PAGE: Final = 500
 
 
 class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What an export wrote; ``left_out`` counts events by kind whose content is not the thread's own."""
+    """What was exported; ``left_out`` counts, by kind, events whose content is not the thread's own."""
 
     threads: int
     checkpoints: int
     rewinds: int
     events: int
     snapshots: int
-    """Checkpoints that have a snapshot of files; the files are not in the export."""
+    """Checkpoints with a snapshot of files. The files are not exported."""
     left_out: dict[str, int]
 
 
@@ -191,7 +188,7 @@ def export_jsonl(
     *,
     on_progress: Progress | None = None,
 ) -> ExportReport:
-    """Write the histories of these threads, with the past that they share with others."""
+    """Export the histories of these threads, including the past that they share with other threads."""
     return _Export(store, write, on_progress).run(threads)
 
 
@@ -204,7 +201,7 @@ class _Export:
         self._written: set[str] = set()
         self._recent: dict[str, CheckpointRecord] = {}
         self._lineages: dict[str, list[ListInfo]] = {}
-        self._along: dict[str, Along] = {}
+        self._exported_lists: dict[str, ExportedList] = {}
         self._rewinds = 0
         self._events = 0
         self._snapshots = 0
@@ -244,7 +241,7 @@ class _Export:
                 self._checkpoint(read_checkpoint(self._engine, self._space, record))
             elif event.kind == REWIND:
                 self._rewinds += 1
-                told = decode_json(event.data or b"{}")
+                fields = decode_json(event.data or b"{}")
                 self._write(
                     write_line(
                         RewindLine(
@@ -252,18 +249,18 @@ class _Export:
                             thread=thread.id,
                             namespace=thread.namespace,
                             at=to_iso(event.ts_us),
-                            told=raw_value(told),
+                            data=raw_value(fields),
                         )
                     )
                 )
             else:
                 self._other(record, thread)
-        self._further_heads(thread)
+        self._subgraph_heads(thread)
         if thread.head not in self._written:  # rewound to a checkpoint of another thread
             self._checkpoint(Journal(self._engine, self._space, thread.namespace).by_id(thread.head))
 
     def _other(self, record: Record, thread: ThreadInfo) -> None:
-        """Write an event that is no checkpoint, with its content; one that points elsewhere is left out."""
+        """Write an event that is not a checkpoint, with its content, unless that is not its own."""
         line = self._event_line(record, thread)
         if line is None:
             kind = record.event.kind
@@ -273,7 +270,7 @@ class _Export:
             self._write(write_line(line))
 
     def _event_line(self, record: Record, thread: ThreadInfo) -> EventLine | None:
-        found = gathered(self._engine, self._space, record, self._along)
+        found = collect_event(self._engine, self._space, record, self._exported_lists)
         if found is None:
             return None
         event, contents = found.event, found.contents
@@ -303,8 +300,8 @@ class _Export:
             },
         )
 
-    def _further_heads(self, thread: ThreadInfo) -> None:
-        prefix = further_heads(thread.id, thread.namespace)
+    def _subgraph_heads(self, thread: ThreadInfo) -> None:
+        prefix = subgraph_refs(thread.id, thread.namespace)
         for ref in each_ref(self._engine, self._space, prefix):
             head: str = decode_json(ref.value)["checkpoint"]
             if head in self._written:
@@ -312,7 +309,7 @@ class _Export:
                 self._write(write_line(line))
 
     def _checkpoint(self, checkpoint: CheckpointRecord) -> None:
-        """Write a checkpoint behind those of its ancestors that are not in the file yet."""
+        """Write a checkpoint, after those of its ancestors that are not written yet."""
         chain = [checkpoint]
         if checkpoint.parent is not None and checkpoint.parent not in self._written:
             for ancestor in self._ancestors(checkpoint):
@@ -330,7 +327,7 @@ class _Export:
         return line
 
     def _known(self, checkpoint_id: str | None) -> CheckpointRecord | None:
-        """A checkpoint that was written before."""
+        """Return a checkpoint that was written before."""
         if checkpoint_id is None or checkpoint_id not in self._written:
             return None
         return self._recent.get(checkpoint_id) or self._fetched(checkpoint_id)
@@ -357,8 +354,7 @@ class _Export:
                     note=checkpoint.note,
                     tags=list(checkpoint.tags),
                     lists={
-                        name: self._list(known.get(name), stretch)
-                        for name, stretch in checkpoint.lists.items()
+                        name: self._list(known.get(name), prefix) for name, prefix in checkpoint.lists.items()
                     },
                     state=self._state(None if parent is None else parent.state, checkpoint.state),
                     metadata=raw_value(checkpoint.metadata),
@@ -368,10 +364,10 @@ class _Export:
             )
         )
         self._written.add(checkpoint.id)
-        for name, stretch in checkpoint.lists.items():
-            before = self._along.get(stretch.list)
-            if before is None or before.length < stretch.length:
-                self._along[stretch.list] = Along(checkpoint.id, name, stretch.length)
+        for name, prefix in checkpoint.lists.items():
+            before = self._exported_lists.get(prefix.list)
+            if before is None or before.length < prefix.length:
+                self._exported_lists[prefix.list] = ExportedList(checkpoint.id, name, prefix.length)
         self._snapshots += checkpoint.snapshot is not None
         self._recent[checkpoint.id] = checkpoint
         if len(self._recent) > _PAGE:
@@ -379,13 +375,13 @@ class _Export:
         if self._on_progress is not None:
             self._on_progress(len(self._written), None)
 
-    def _list(self, before: ListPrefix | None, now: ListPrefix) -> ListChange:
+    def _list(self, before: ListPrefix | None, now: ListPrefix) -> ListDelta:
         keep = 0 if before is None else self._shared(before, now)
         items = self._engine.read_list(self._space, now.list, keep, now.length)
-        return ListChange(keep=keep, add=[raw_content(each) for each in items])
+        return ListDelta(keep=keep, add=[raw_content(each) for each in items])
 
     def _shared(self, one: ListPrefix, other: ListPrefix) -> int:
-        """How many first items two stretches have in common, because they are the same list's."""
+        """Return how many items two prefixes share because these are items of the same list."""
         if one.list == other.list:
             return min(one.length, other.length)
         shared = {one.list: one.length}
@@ -409,10 +405,10 @@ class _Export:
             known = self._lineages[list_id] = self._engine.lineage(self._space, list_id)
         return known
 
-    def _state(self, before: dict[str, StateValue] | None, now: dict[str, StateValue]) -> StateChange:
+    def _state(self, before: dict[str, StateValue] | None, now: dict[str, StateValue]) -> StateDelta:
         known = before or {}
         if before is None or not _keeps_order(known, now):
-            return StateChange(whole=True, set={name: self._value(value) for name, value in now.items()})
+            return StateDelta(whole=True, set={name: self._value(value) for name, value in now.items()})
         change = {
             name: self._changed(old, value)
             for name, value in now.items()
@@ -421,7 +417,7 @@ class _Export:
             and not _same(old, value)
             and _keeps_order(old, value)
         }
-        return StateChange(
+        return StateDelta(
             set={
                 name: self._value(value)
                 for name, value in now.items()
@@ -431,11 +427,11 @@ class _Export:
             change=change,
         )
 
-    def _changed(self, before: dict[str, Value], now: dict[str, Value]) -> ValueChange:
+    def _changed(self, before: dict[str, Value], now: dict[str, Value]) -> ValueDelta:
         new = {
             key: each for key, each in now.items() if key not in before or before[key].digest != each.digest
         }
-        return ValueChange(set=self._contents(new), drop=[key for key in before if key not in now])
+        return ValueDelta(set=self._contents(new), drop=[key for key in before if key not in now])
 
     def _value(self, value: StateValue) -> msgspec.Raw:
         if isinstance(value, Value):
@@ -468,6 +464,6 @@ def _same(one: StateValue, other: StateValue) -> bool:
 
 
 def _keeps_order(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Whether setting and dropping keys leads from one order to the other."""
+    """Return whether setting and dropping keys leads from one order of keys to the other."""
     stay = [key for key in before if key in now]
     return stay == list(now)[: len(stay)]
