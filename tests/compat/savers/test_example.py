@@ -13,5 +13,5 @@ def test_the_example_ends_well():
     command = [sys.executable, str(ROOT / "examples" / "savers.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "another process went on: 30 messages" in done.stdout
+    assert "another process continued: 30 messages" in done.stdout
     assert "all the same: True" in done.stdout

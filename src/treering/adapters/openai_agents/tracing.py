@@ -56,14 +56,14 @@ class TreeringTracingProcessor(TracingProcessor, Closing):
         """Start a run."""
 
         def begin() -> None:
-            told = trace.export() or {}
-            group = told.get("group_id")
+            exported = trace.export() or {}
+            group = exported.get("group_id")
             run = self._opened.store.run(
                 agent=_named(trace.name, "agent"),
                 thread=thread_name(group, "group_id") if isinstance(group, str) and group else None,
                 namespace=self._namespace,
                 id=trace.trace_id,
-                meta=_encodable(told.get("metadata")),
+                meta=_encodable(exported.get("metadata")),
             )
             self._runs[trace.trace_id] = run.start()
 
@@ -119,7 +119,7 @@ class TreeringTracingProcessor(TracingProcessor, Closing):
     def _safely(self, record: Callable[[], None]) -> None:
         try:
             record()
-        except Exception as error:  # noqa: BLE001 - whatever is wrong here, the agent goes on
+        except Exception as error:  # noqa: BLE001 - an error in recording must not stop the agent
             warnings.warn(f"a step could not be recorded: {error!r}", RuntimeWarning, stacklevel=4)
 
     def _above(self, span: TracedSpan[Any]) -> RunNode | None:
@@ -175,19 +175,19 @@ class TreeringTracingProcessor(TracingProcessor, Closing):
             made.message("assistant", output, model=model, usage=usage, ts_us=_time_us(span.ended_at))
 
 
-def _usage_of(told: Mapping[str, Any] | None) -> Usage | None:
+def _usage_of(usage: Mapping[str, Any] | None) -> Usage | None:
     """Return tokens by disjoint class: the SDK's input tokens include cached ones."""
-    if not told:
+    if not usage:
         return None
-    given = cast("dict[str, Any]", told.get("input_tokens_details") or {})
-    made = cast("dict[str, Any]", told.get("output_tokens_details") or {})
-    whole = told.get("input_tokens") or told.get("prompt_tokens") or 0
+    given = cast("dict[str, Any]", usage.get("input_tokens_details") or {})
+    made = cast("dict[str, Any]", usage.get("output_tokens_details") or {})
+    whole = usage.get("input_tokens") or usage.get("prompt_tokens") or 0
     cached, written = given.get("cached_tokens") or 0, given.get("cache_write_tokens") or 0
     usage = Usage(
         input=max(whole - cached - written, 0),
         cache_read=cached,
         cache_write=written,
-        output=told.get("output_tokens") or told.get("completion_tokens") or 0,
+        output=usage.get("output_tokens") or usage.get("completion_tokens") or 0,
         reasoning=made.get("reasoning_tokens") or 0,
     )
     return usage if usage.total else None
@@ -205,8 +205,8 @@ def _last_said(given: Any) -> Any:
 
 def _details(exported: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return what a span has beyond its name."""
-    told = {} if exported is None else dict(exported)
-    return _encodable({name: each for name, each in told.items() if name not in {"type", "name"} and each})
+    fields = {} if exported is None else dict(exported)
+    return _encodable({name: each for name, each in fields.items() if name not in {"type", "name"} and each})
 
 
 def _encodable(value: Any) -> dict[str, Any]:
