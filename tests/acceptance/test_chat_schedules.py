@@ -1,4 +1,4 @@
-"""CianaParrot: scheduled tasks."""
+"""CianaParrot, scheduled tasks: creation, runs, catch-up, concurrency, kills and import."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def store(request, tmp_path, clock):
 
 @pytest.fixture
 def agent(store):
-    """The scheduler of the document: an agent that answers, and a channel that the answers go to."""
+    """A scheduler with an agent that answers, and a channel that receives the answers."""
     sent = []
 
     async def answer(occurrence):
@@ -72,7 +72,7 @@ def agent(store):
     worker.drain()
 
 
-def test_the_task_of_the_document_from_being_made_to_its_run(store, clock, agent):
+def test_the_documented_task_from_creation_to_its_run(store, clock, agent):
     task = store.schedules.schedule_task(
         TASK["prompt"], "cron", "0 8 * * *", channel="telegram", chat_id="123456"
     )
@@ -86,7 +86,7 @@ def test_the_task_of_the_document_from_being_made_to_its_run(store, clock, agent
     assert now.thread_id == f"scheduler_{task.id}"
 
 
-def test_an_interval_is_due_when_it_has_passed_again_and_again(store, clock, agent):
+def test_an_interval_task_runs_at_every_interval(store, clock, agent):
     task = store.schedules.schedule_task("p", "interval", "3600", channel="telegram", chat_id="1")
     for hour in range(1, 4):
         clock.advance(seconds=3599)
@@ -96,7 +96,7 @@ def test_an_interval_is_due_when_it_has_passed_again_and_again(store, clock, age
     assert store.schedules.get(task.id).active
 
 
-def test_once_is_deactivated_after_its_run(store, clock, agent):
+def test_a_once_task_is_deactivated_after_its_run(store, clock, agent):
     task = store.schedules.schedule_task("p", "once", "2026-02-24T12:00:00+00:00")
     clock.advance(seconds=7199)
     assert agent() == []
@@ -109,7 +109,7 @@ def test_once_is_deactivated_after_its_run(store, clock, agent):
     assert store.schedules.list_tasks() == []
 
 
-def test_a_cancelled_task_stays_in_the_list_and_never_runs(store, clock, agent):
+def test_a_cancelled_task_stays_listed_and_never_runs(store, clock, agent):
     task = store.schedules.schedule_task("p", "interval", 60)
     store.schedules.cancel_task(task.id)
     clock.advance(seconds=3600)
@@ -120,13 +120,13 @@ def test_a_cancelled_task_stays_in_the_list_and_never_runs(store, clock, agent):
 @pytest.mark.parametrize(
     "type, value", [("cron", "every day"), ("interval", "0"), ("once", "2020-01-01T00:00:00+00:00"), ("", "")]
 )
-def test_what_cannot_be_scheduled_is_refused(store, type, value):
+def test_an_invalid_schedule_is_rejected(store, type, value):
     with pytest.raises(InvalidInput):
         store.schedules.schedule_task("p", type, value)
     assert store.schedules.list_tasks(all=True) == []
 
 
-def test_a_scheduler_that_was_away_runs_what_it_missed_once_and_says_so(store, clock, agent):
+def test_a_restarted_scheduler_runs_the_newest_missed_occurrence_and_reports_the_others(store, clock, agent):
     task = store.schedules.cron("0 8 * * *", prompt="p", tz="Europe/Berlin")
     clock.advance(seconds=5 * 86_400)
     assert len(agent()) == 1
@@ -136,8 +136,8 @@ def test_a_scheduler_that_was_away_runs_what_it_missed_once_and_says_so(store, c
     assert skipped.reason.startswith("missed")
 
 
-def test_tools_and_scheduler_share_the_tasks_without_a_lock(tmp_path):
-    """The document's race: the scheduler checks and writes while the agent makes and cancels tasks."""
+def test_tools_and_schedulers_change_tasks_concurrently(tmp_path):
+    """The scheduler reads and writes tasks while the agent creates and pauses them."""
 
     async def race(store):
         ran = []
@@ -165,9 +165,9 @@ def test_tools_and_scheduler_share_the_tasks_without_a_lock(tmp_path):
         async with treering.open_async(tmp_path / "store") as store:
             made, ran = await race(store)
             assert len({task.id for task in await store.schedules.list_tasks()}) == 30
-            assert len(ran) == len(set(ran)), "no task was run by both"
-            told = [report async for report in store.schedules.occurrences()]
-            assert sorted(report.task_id for report in told) == sorted(made), "each ran or was skipped"
+            assert len(ran) == len(set(ran)), "no task ran twice"
+            reports = [report async for report in store.schedules.occurrences()]
+            assert sorted(report.task_id for report in reports) == sorted(made), "each ran or was skipped"
 
     asyncio.run(main())
 
@@ -186,20 +186,20 @@ def test_tasks_survive_a_kill(tmp_path):
     scheduler = subprocess.Popen(
         [sys.executable, "-c", _SCHEDULER, str(tmp_path / "store")], stdout=subprocess.PIPE, text=True
     )
-    said = [scheduler.stdout.readline().split() for _ in range(4)]
+    lines = [scheduler.stdout.readline().split() for _ in range(4)]
     os.kill(scheduler.pid, signal.SIGKILL)
     scheduler.communicate()
     with treering.open(tmp_path / "store") as store:
         (task,) = store.schedules.list_tasks()
-        assert {task_id for task_id, _ in said} == {task.id}
+        assert {task_id for task_id, _ in lines} == {task.id}
         finished = {
             str(report.scheduled_at_us) for report in store.schedules.occurrences() if report.outcome == "ok"
         }
-        assert {at for _, at in said[:3]} <= finished
-        assert task.last_run_us >= int(said[-1][1])
+        assert {at for _, at in lines[:3]} <= finished
+        assert task.last_run_us >= int(lines[-1][1])
 
 
-def test_the_file_of_the_document_is_imported_once(tmp_path):
+def test_the_documented_file_is_imported_once(tmp_path):
     data = tmp_path / "data"
     data.mkdir()
     hour = timedelta(hours=1)

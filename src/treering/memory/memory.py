@@ -557,7 +557,7 @@ class Memory:
             )
 
     def _embed_stored(self, embedder: Embedder, missing: Sequence[tuple[Ref, DocumentRecord]]) -> int:
-        """Commit vectors for stored texts; return how many. A text deleted meanwhile gets none."""
+        """Commit vectors for stored texts; return how many. A text deleted in the meantime gets none."""
         draft = Draft(self._space)
         try:
             texts = read_contents(self._engine, self._space, [record for _, record in missing])

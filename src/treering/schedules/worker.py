@@ -233,7 +233,7 @@ class Worker:
                 self._failure = error
                 self._stopping.set()
                 return
-            # A short pause between polls lets one commit replace several occurrences that finish meanwhile.
+            # A short pause lets one commit replace several occurrences that finish in the meantime.
             if not self._stopping.wait(_MIN_POLL_SECONDS) and not started:
                 self._wake.wait(self._seconds_until_due())
 
