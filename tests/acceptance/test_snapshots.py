@@ -58,9 +58,9 @@ def home(tmp_path: Path) -> Path:
 
 
 def snapshot(store: Store, folder: Path, **options) -> SnapshotInfo:
-    told: list[SnapshotInfo] = []
-    store.workspace.snapshot(folder, on_done=told.append, **options)
-    return told[0]
+    reported: list[SnapshotInfo] = []
+    store.workspace.snapshot(folder, on_done=reported.append, **options)
+    return reported[0]
 
 
 @pytest.mark.parametrize("agent", AGENTS)
@@ -73,9 +73,9 @@ def test_d1_workspace_and_settings_without_credentials(
         (home / folder / "sessions" / "1.jsonl").write_text('{"role": "user"}\n')
     secret = home / CREDENTIALS[agent]
     secret.write_text("canary-b3f1")
-    told = snapshot(store, home)
-    assert [(each.path, each.reason) for each in told.left_out] == [(CREDENTIALS[agent], "credential")]
-    store.workspace.restore(told.id, tmp_path / "fresh")
+    reported = snapshot(store, home)
+    assert [(each.path, each.reason) for each in reported.left_out] == [(CREDENTIALS[agent], "credential")]
+    store.workspace.restore(reported.id, tmp_path / "fresh")
     assert (tmp_path / "fresh" / "workspace" / "report.txt").read_text() == "Draft v1"
     for folder in AGENTS[agent]:
         assert (tmp_path / "fresh" / folder / "sessions" / "1.jsonl").exists()
@@ -112,15 +112,15 @@ def test_d3_one_changed_byte_uploads_about_one_chunk(store: Store, home: Path) -
 
 
 def test_d10_the_hash_is_of_the_content_alone(store: Store, home: Path, tmp_path: Path) -> None:
-    told = snapshot(store, home)
+    reported = snapshot(store, home)
     with treering.open(tmp_path / "another machine") as other:
         elsewhere = tmp_path / "elsewhere"
         (elsewhere / "workspace").mkdir(parents=True)
         (elsewhere / "workspace" / "report.txt").write_text("Draft v1")
-        assert snapshot(other, elsewhere).id == told.id
-    (content,) = store.engine.get(store.space, [f"o:{told.id}"])
-    assert hashlib.sha256(b"tree\0" + content.data).hexdigest() == told.id
-    assert told.size_bytes == len("Draft v1")
+        assert snapshot(other, elsewhere).id == reported.id
+    (content,) = store.engine.get(store.space, [f"o:{reported.id}"])
+    assert hashlib.sha256(b"tree\0" + content.data).hexdigest() == reported.id
+    assert reported.size_bytes == len("Draft v1")
 
 
 def test_d11_the_documents_own_exclusions(store: Store, home: Path) -> None:
@@ -133,8 +133,8 @@ def test_d11_the_documents_own_exclusions(store: Store, home: Path) -> None:
     (work / "important.log").write_text("kept")
     (work / "out").mkdir()
     (work / "out" / "big.csv").write_text("left out")
-    told = snapshot(store, work, exclude=["out/*.csv"])
-    kept = {each.path for each in store.workspace.ls(told.id, recursive=True) if each.kind == "file"}
+    reported = snapshot(store, work, exclude=["out/*.csv"])
+    kept = {each.path for each in store.workspace.ls(reported.id, recursive=True) if each.kind == "file"}
     assert kept == {"report.txt", ".treeringignore", "important.log"}
 
 
@@ -143,10 +143,10 @@ def test_d14_files_come_out_without_a_restore(store: Store, home: Path, tmp_path
     (work / "charts").mkdir()
     for name in ("a.svg", "b.svg", "notes.md"):
         (work / "charts" / name).write_text(name)
-    told = snapshot(store, work)
+    reported = snapshot(store, work)
     (work / "report.txt").write_text("Draft v1 - reviewed")
-    assert store.workspace.cat(told.id, "report.txt") == b"Draft v1"
-    taken = store.workspace.download(told.id, ["report.txt", "charts/*.svg"], tmp_path / "out")
+    assert store.workspace.cat(reported.id, "report.txt") == b"Draft v1"
+    taken = store.workspace.download(reported.id, ["report.txt", "charts/*.svg"], tmp_path / "out")
     assert sorted(taken) == ["charts/a.svg", "charts/b.svg", "report.txt"]
     assert (tmp_path / "out" / "report.txt").read_text() == "Draft v1"
     assert not (tmp_path / "out" / "charts" / "notes.md").exists()

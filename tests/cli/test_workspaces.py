@@ -79,9 +79,9 @@ def test_a_target_that_is_a_file_is_refused(run, work: Path) -> None:
         refused = run(*line)
         assert refused.code == 2
         assert "is not a folder" in refused.err
-    told = run("restore", "latest", work.parent / "new", "--dry-run")
-    assert told.code == 0
-    assert "+ src/main.py" in told.out
+    reported = run("restore", "latest", work.parent / "new", "--dry-run")
+    assert reported.code == 0
+    assert "+ src/main.py" in reported.out
     assert not (work.parent / "new").exists()
 
 
@@ -105,9 +105,9 @@ def test_rewind_brings_conversation_and_files_back(run, work: Path) -> None:
         (work / "report.txt").write_text("Draft v2\n")
         (work / "extra.txt").write_text("later")
         thread.checkpoint([{"role": "user", "content": "hi"}, {"role": "assistant"}], workspace=work)
-    told = run("diff", "support/alice@0", "support/alice")
-    assert "~ report.txt" in told.out
-    assert "    +Draft v2" in told.out
+    reported = run("diff", "support/alice@0", "support/alice")
+    assert "~ report.txt" in reported.out
+    assert "    +Draft v2" in reported.out
     assert [
         each["path"] for each in run("diff", "support/alice@0", "support/alice", "--json").json["files"]
     ] == [
@@ -172,8 +172,8 @@ def test_errors_are_one_line(run, work: Path) -> None:
 def test_names_that_are_no_utf_8_are_told_to_programs_as_well(run, work: Path, tmp_path: Path) -> None:
     (work / os.fsdecode(b"bad\xff.txt")).write_text("x")
     snapshot = run("snapshot", work).out.strip()
-    told = ["bad\\xff.txt", "latest.txt", "report.txt", "src"]
-    assert [each["path"] for each in run("ls", snapshot, "--json").json] == told
+    reported = ["bad\\xff.txt", "latest.txt", "report.txt", "src"]
+    assert [each["path"] for each in run("ls", snapshot, "--json").json] == reported
     done = run("restore", snapshot, tmp_path / "new", "--json")
     assert done.code == 0
     assert "bad\\xff.txt" in done.json["written"]

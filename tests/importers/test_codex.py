@@ -49,8 +49,10 @@ def counts(report):
 
 def test_a_session_takes_what_codex_says_it_took(store):
     report = import_codex(SESSIONS, store)
-    told = json.loads([line for line in ROLLOUT.read_text("utf-8").splitlines() if "token_count" in line][-1])
-    whole = told["payload"]["info"]["total_token_usage"]
+    reported = json.loads(
+        [line for line in ROLLOUT.read_text("utf-8").splitlines() if "token_count" in line][-1]
+    )
+    whole = reported["payload"]["info"]["total_token_usage"]
     total = store.cost.of_thread(THREAD).total
     assert total.usage == USAGE
     assert (USAGE.input + USAGE.cache_read, USAGE.output) == (whole["input_tokens"], whole["output_tokens"])
@@ -67,8 +69,8 @@ def test_every_turn_is_a_run_with_its_messages_and_calls(store):
     second, first = store.runs.each()
     assert [run.status for run in (first, second)] == ["ok", "ok"]
     events = store.timeline.of_run(first.id).events
-    told = [(event.label, event.meta.get("status")) for event in events if event.type.startswith("tool")]
-    assert sorted(told, key=str) == sorted(
+    reported = [(event.label, event.meta.get("status")) for event in events if event.type.startswith("tool")]
+    assert sorted(reported, key=str) == sorted(
         [
             ("call exec_command", None),
             ("exec_command result", "ok"),

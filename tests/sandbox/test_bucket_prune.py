@@ -328,8 +328,8 @@ def test_a_store_forgets_checkpoints_in_the_same_way(folders: SandboxFolders, tm
         assert store.stats().bytes["objects"] < 150_000
         assert checkpoints.forget(made[2].id).kept == 1
         assert all(checkpoints.check(each).ok for each in checkpoints.list())
-        told = store.engine.scan(store.space, EventQuery(kinds=("retention",)))
-        assert len(told.records) == 2
+        reported = store.engine.scan(store.space, EventQuery(kinds=("retention",)))
+        assert len(reported.records) == 2
         assert store.verify().ok
 
 

@@ -89,22 +89,22 @@ def test_a_missing_workspace_is_reported_once(work: Path, treering) -> None:
 
 def test_checkpoints_go_where_storage_says(work: Path, treering) -> None:
     done = treering("run", "--storage", "./bucket", "--json", "--", "sh", "-c", "echo hi > a.txt")
-    told = json.loads(done.stdout)
-    assert told["exit_code"] == 0
+    reported = json.loads(done.stdout)
+    assert reported["exit_code"] == 0
     assert [each.id for each in list_checkpoints(StorageConfig(work / "bucket"))] == [
-        told["checkpoint"]["id"]
+        reported["checkpoint"]["id"]
     ]
-    assert told["checkpoint"]["id"] in treering("checkpoints", "--storage", "./bucket").stdout
+    assert reported["checkpoint"]["id"] in treering("checkpoints", "--storage", "./bucket").stdout
     gateway = treering("run", "--storage", "gateway", "--", "true")
     assert gateway.returncode == 2
     assert "TREERING_URL" in gateway.stderr
 
 
 def test_the_run_is_in_the_timeline(work: Path, treering) -> None:
-    told = json.loads(treering("run", "--json", "--", "echo", "hi").stdout)
+    reported = json.loads(treering("run", "--json", "--", "echo", "hi").stdout)
     with open_store(work / ".treering") as store:
         (info,) = store.runs.each()
-        assert (info.id, info.status, info.agent) == (told["run_id"], "ok", "program")
+        assert (info.id, info.status, info.agent) == (reported["run_id"], "ok", "program")
 
 
 def test_a_command_selects_its_agent_profile(work: Path, treering) -> None:
@@ -113,9 +113,9 @@ def test_a_command_selects_its_agent_profile(work: Path, treering) -> None:
     fake = work / "bin" / "codex"
     fake.write_text('#!/bin/sh\necho "$CODEX_HOME" > "$CODEX_HOME/seen"\n')
     fake.chmod(0o755)
-    told = json.loads(treering("run", "--json", "--", str(fake)).stdout)
-    assert told["checkpoint"]["agent_type"] == "codex"
-    files = treering("ls", "-r", told["checkpoint"]["id"]).stdout
+    reported = json.loads(treering("run", "--json", "--", str(fake)).stdout)
+    assert reported["checkpoint"]["agent_type"] == "codex"
+    files = treering("ls", "-r", reported["checkpoint"]["id"]).stdout
     assert ".codex/seen" in files
 
 

@@ -1,4 +1,4 @@
-"""The sandbox: runs and their checkpoints, with a small agent that does as it is told."""
+"""The sandbox: runs and their checkpoints, with a small scripted agent."""
 
 from __future__ import annotations
 

@@ -102,17 +102,17 @@ def test_the_session_log(tmp_path: Path) -> None:
         }
     }
     assert prompt == {"_prompt": {"text": "write a.txt 1"}}
-    told = [json.loads(line) for line in lines]
-    assert [each["_prompt"]["text"] for each in told if "_prompt" in each] == ["write a.txt 1", "shout"]
-    assert sum("_meta" in each for each in told) == 1
+    reported = [json.loads(line) for line in lines]
+    assert [each["_prompt"]["text"] for each in reported if "_prompt" in each] == ["write a.txt 1", "shout"]
+    assert sum("_meta" in each for each in reported) == 1
     payloads = [
         line for line in output.encode().splitlines() if line.startswith(b"{") and b"_meta" not in line
     ]
     assert len(payloads) == 4
     assert all(line in lines for line in payloads)  # byte for byte
-    assert {"_stdout": "not json at all"} in told
-    assert {"_stderr": "on stderr"} in told
-    assert "_sessionEnd" not in told[-1]
+    assert {"_stdout": "not json at all"} in reported
+    assert {"_stderr": "on stderr"} in reported
+    assert "_sessionEnd" not in reported[-1]
     sandbox.kill()
     assert json.loads(path.read_bytes().splitlines()[-1]).keys() == {"_sessionEnd"}
     sandbox.run("write a.txt 1")

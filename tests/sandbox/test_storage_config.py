@@ -225,14 +225,14 @@ class SignIn(BaseHTTPRequestHandler):
         if self.path.rstrip("/").endswith("security-credentials"):
             self._say(b"the-role")
             return
-        told = {
+        reported = {
             "Code": "Success",
             "AccessKeyId": self.bucket.access_key,
             "SecretAccessKey": self.bucket.secret_key,
             "Token": "",
             "Expiration": "2099-01-01T00:00:00Z",
         }
-        self._say(json.dumps(told).encode())
+        self._say(json.dumps(reported).encode())
 
     def do_POST(self) -> None:
         asked = self.rfile.read(int(self.headers.get("content-length") or 0)).decode()

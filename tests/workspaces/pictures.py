@@ -10,7 +10,7 @@ from pathlib import Path
 
 def picture(root: Path) -> dict[str, tuple[str, int, str]]:
     """Every path below a folder with its kind, its mode and what it holds."""
-    told: dict[str, tuple[str, int, str]] = {}
+    reported: dict[str, tuple[str, int, str]] = {}
     for place, folders, files in os.walk(root):
         for name in (*folders, *files):
             path = Path(place) / name
@@ -18,11 +18,11 @@ def picture(root: Path) -> dict[str, tuple[str, int, str]]:
             mode = stat.S_IMODE(found.st_mode)
             where = str(path.relative_to(root))
             if stat.S_ISLNK(found.st_mode):
-                told[where] = ("link", 0, str(path.readlink()))
+                reported[where] = ("link", 0, str(path.readlink()))
             elif stat.S_ISDIR(found.st_mode):
-                told[where] = ("folder", mode, "")
+                reported[where] = ("folder", mode, "")
             elif stat.S_ISREG(found.st_mode):
-                told[where] = ("file", mode, sha256(path.read_bytes()).hexdigest())
+                reported[where] = ("file", mode, sha256(path.read_bytes()).hexdigest())
             else:
-                told[where] = ("special", mode, "")
-    return told
+                reported[where] = ("special", mode, "")
+    return reported

@@ -137,8 +137,8 @@ def test_check_reads_everything(store: Store, folder: Path) -> None:
 def test_check_reads_large_files_and_tells_how_far_it_is(store: Store, folder: Path) -> None:
     (folder / "a.bin").write_bytes(random.Random(3).randbytes(3_000_000))
     snapshot = store.workspace.snapshot(folder)
-    told: list[FileProgress] = []
-    checked = store.workspace.check(snapshot, on_progress=told.append)
+    reported: list[FileProgress] = []
+    checked = store.workspace.check(snapshot, on_progress=reported.append)
     assert checked.ok
-    assert [each.files for each in told] == list(range(1, 7))
-    assert told[-1].bytes == checked.size_bytes == 9 + 15 + 10_240 + 18 + 3_000_000
+    assert [each.files for each in reported] == list(range(1, 7))
+    assert reported[-1].bytes == checked.size_bytes == 9 + 15 + 10_240 + 18 + 3_000_000

@@ -118,19 +118,19 @@ def test_a_dry_run_says_what_would_happen_and_does_nothing(store: Store, folder:
     (folder / "run.sh").unlink()
     (folder / "extra").touch()
     changed = picture(folder)
-    told = store.workspace.restore(snapshot, folder, delete=True, dry_run=True)
-    assert (told.written, told.removed, told.dry_run) == (("run.sh",), ("extra",), True)
+    reported = store.workspace.restore(snapshot, folder, delete=True, dry_run=True)
+    assert (reported.written, reported.removed, reported.dry_run) == (("run.sh",), ("extra",), True)
     assert picture(folder) == changed
     assert len(list(store.workspace.snapshots())) == 1
 
 
 def test_a_dry_run_into_a_missing_folder(store: Store, folder: Path, tmp_path: Path) -> None:
     snapshot = store.workspace.snapshot(folder)
-    told = store.workspace.restore(snapshot, tmp_path / "new", dry_run=True)
+    reported = store.workspace.restore(snapshot, tmp_path / "new", dry_run=True)
     assert not (tmp_path / "new").exists()
     done = store.workspace.restore(snapshot, tmp_path / "new")
-    assert sorted(told.written) == sorted(done.written)
-    assert told.bytes_written == done.bytes_written
+    assert sorted(reported.written) == sorted(done.written)
+    assert reported.bytes_written == done.bytes_written
 
 
 def test_a_target_that_is_a_file_is_refused(store: Store, folder: Path) -> None:
@@ -193,10 +193,10 @@ def test_a_failed_restore_leaves_whole_files_and_no_temporaries(
 
 def test_progress_is_reported_in_order(store: Store, folder: Path, tmp_path: Path) -> None:
     snapshot = store.workspace.snapshot(folder)
-    told: list[FileProgress] = []
-    done = store.workspace.restore(snapshot, tmp_path / "new", on_progress=told.append)
-    assert [each.bytes for each in told] == sorted(each.bytes for each in told)
-    assert told[-1].bytes == done.bytes_written
+    reported: list[FileProgress] = []
+    done = store.workspace.restore(snapshot, tmp_path / "new", on_progress=reported.append)
+    assert [each.bytes for each in reported] == sorted(each.bytes for each in reported)
+    assert reported[-1].bytes == done.bytes_written
 
 
 def test_large_files_are_put_together(store: Store, folder: Path, tmp_path: Path) -> None:

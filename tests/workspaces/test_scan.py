@@ -134,13 +134,13 @@ def test_a_file_that_keeps_changing_is_stored_and_listed(
         return data
 
     monkeypatch.setattr(scan.os, "read", reading)
-    told = info(store, folder)
+    reported = info(store, folder)
     monkeypatch.undo()
-    assert told.changed == ("log.txt",)
-    assert "log.txt" in paths(store, told.id)
+    assert reported.changed == ("log.txt",)
+    assert "log.txt" in paths(store, reported.id)
     steady = info(store, folder)
     assert steady.changed == ()
-    assert steady.id != told.id
+    assert steady.id != reported.id
 
 
 def test_a_file_that_changes_once_is_read_again(
@@ -157,9 +157,9 @@ def test_a_file_that_changes_once_is_read_again(
         return data
 
     monkeypatch.setattr(scan.os, "read", reading)
-    told = info(store, folder)
-    assert told.changed == ()
-    snapshot = Snapshot(store.engine, store.space, told.id)
+    reported = info(store, folder)
+    assert reported.changed == ()
+    snapshot = Snapshot(store.engine, store.space, reported.id)
     entry = snapshot.find("README.md")
     assert isinstance(entry, FileEntry)
     assert b"".join(snapshot.read(entry, "README.md")) == b"# New\n"
@@ -180,10 +180,10 @@ def test_a_folder_swapped_for_a_link_is_not_followed(
         return plain_open(path, *arguments, **options)
 
     monkeypatch.setattr(scan.os, "open", swapping)
-    told = info(store, folder)
+    reported = info(store, folder)
     monkeypatch.undo()
-    assert told.changed == ("src",)
-    assert not any(each.startswith("src") for each in paths(store, told.id))
+    assert reported.changed == ("src",)
+    assert not any(each.startswith("src") for each in paths(store, reported.id))
 
 
 @pytest.mark.usefixtures("later")

@@ -29,9 +29,9 @@ def paths(store: Store, snapshot: str) -> set[str]:
 
 
 def info(store: Store, folder: Path, **options) -> SnapshotInfo:
-    told: list[SnapshotInfo] = []
-    store.workspace.snapshot(folder, on_done=told.append, **options)
-    return told[0]
+    reported: list[SnapshotInfo] = []
+    store.workspace.snapshot(folder, on_done=reported.append, **options)
+    return reported[0]
 
 
 def test_a_snapshot_is_named_by_its_root_tree(store: Store, folder: Path) -> None:
@@ -111,10 +111,10 @@ def test_credentials_are_never_archived(store: Store, folder: Path, pattern: str
     path = folder / "src" / (name + "inner" if name.endswith("/") else name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(secret)
-    told = info(store, folder, include=["*", "**", pattern, f"/src/{name}"])
-    assert str(path.relative_to(folder)) not in paths(store, told.id)
-    assert [each.reason for each in told.left_out] == ["credential"]
-    assert told.left_out[0].path == f"src/{name}".rstrip("/")
+    reported = info(store, folder, include=["*", "**", pattern, f"/src/{name}"])
+    assert str(path.relative_to(folder)) not in paths(store, reported.id)
+    assert [each.reason for each in reported.left_out] == ["credential"]
+    assert reported.left_out[0].path == f"src/{name}".rstrip("/")
     for file in store._folder.rglob("*"):  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess]
         assert not file.is_file() or secret.encode() not in file.read_bytes()
 
@@ -127,9 +127,9 @@ def test_a_stat_cache_of_other_exclusion_lists_is_not_used(
         before.setattr(ignore, "_CREDENTIAL_INDEX", ignore._PatternIndex(()))  # pyright: ignore[reportPrivateUsage]
         before.setattr(snapshot_module, "LISTS_DIGEST", "shorter")
         assert "kaggle.json" in paths(store, store.workspace.snapshot(folder))
-    told = info(store, folder)
-    assert [each.path for each in told.left_out] == ["kaggle.json"]
-    assert "kaggle.json" not in paths(store, told.id)
+    reported = info(store, folder)
+    assert [each.path for each in reported.left_out] == ["kaggle.json"]
+    assert "kaggle.json" not in paths(store, reported.id)
 
 
 def test_the_ignore_file_and_patterns_of_the_caller(store: Store, folder: Path) -> None:
@@ -224,13 +224,13 @@ def test_sockets_pipes_and_devices_are_named_and_left_out(store: Store, folder: 
     try:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(f"/proc/self/fd/{here}/sock")
-            told = info(store, folder)
+            reported = info(store, folder)
     finally:
         os.close(here)
-    assert {(each.path, each.reason) for each in told.left_out} == {("pipe", "pipe"), ("sock", "socket")}
-    assert not paths(store, told.id) & {"pipe", "sock"}
+    assert {(each.path, each.reason) for each in reported.left_out} == {("pipe", "pipe"), ("sock", "socket")}
+    assert not paths(store, reported.id) & {"pipe", "sock"}
     (recorded,) = store.workspace.snapshots()
-    assert recorded == told
+    assert recorded == reported
 
 
 def test_names_that_are_not_text(store: Store, folder: Path) -> None:

@@ -207,8 +207,8 @@ def test_the_real_cli_records_itself_by_its_hooks(tmp_path, capsys, log):
     assert shlex.split(command)[-3:] == ["--store", str(store), "--wait"]
     (printed,) = drive_claude(str(cli), tmp_path / "world", prompts=(PROMPT,))
     assert not log.exists(), log.read_text("utf-8")
-    told = Decimal(str(json.loads(printed.splitlines()[-1])["total_cost_usd"])).quantize(Decimal("1e-9"))
+    reported = Decimal(str(json.loads(printed.splitlines()[-1])["total_cost_usd"])).quantize(Decimal("1e-9"))
     with treering.open(store) as opened:
-        assert opened.cost.of_days().total.amount("USD") == told
+        assert opened.cost.of_days().total.amount("USD") == reported
         assert {run.status for run in opened.runs.each()} == {"ok"}
         assert opened.verify().ok

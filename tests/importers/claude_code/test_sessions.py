@@ -360,8 +360,8 @@ def test_what_the_real_cli_writes_now_is_understood(store, tmp_path):
     projects = tmp_path / "world" / "home" / ".claude" / "projects"
     report = import_claude_code(projects, store)
     assert (report.bad, report.unknown) == ((), {})
-    told = Decimal(str(json.loads(printed.splitlines()[-1])["total_cost_usd"]))
-    assert store.cost.of_days().total.amount("USD") == told.quantize(Decimal("1e-9"))
+    reported = Decimal(str(json.loads(printed.splitlines()[-1])["total_cost_usd"]))
+    assert store.cost.of_days().total.amount("USD") == reported.quantize(Decimal("1e-9"))
     assert {run.status for run in store.runs.each()} == {"ok"}
 
 
