@@ -39,7 +39,7 @@ def run(scratch: Path) -> Section:
             "1,000 steps of `put_writes` and `put`: a message of 1-2 KB each, every 20th with a 50 KB tool "
             "result. The peers are `SqliteSaver`, and `SqliteSaver` with a `DeltaChannel`, at the same "
             "`synchronous`. Both calls are durable when they return; *one commit a step* is our "
-            '`writes="with_checkpoint"`, where the first of them is so with the second.'
+            '`writes="with_checkpoint"`, which commits what a task wrote with the next checkpoint.'
         ),
         measurements=[
             *_saving(scratch, added),
