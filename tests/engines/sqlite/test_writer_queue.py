@@ -14,7 +14,7 @@ from treering.engines.sqlite.writer_queue import WriterQueue
 from treering.errors import Busy
 
 
-def test_the_second_comes_in_when_the_first_leaves(tmp_path):
+def test_the_second_writer_enters_when_the_first_leaves(tmp_path):
     first, second, order = WriterQueue(tmp_path / "turns"), WriterQueue(tmp_path / "turns"), []
     first.enter(1)
 
@@ -33,10 +33,10 @@ def test_the_second_comes_in_when_the_first_leaves(tmp_path):
         turns.close()
 
 
-def test_who_waits_too_long_gives_up_and_blocks_nobody(tmp_path):
+def test_a_writer_that_waits_too_long_gives_up_and_blocks_nobody(tmp_path):
     first, second, third = (WriterQueue(tmp_path / "turns") for _ in range(3))
     first.enter(1)
-    with pytest.raises(Busy, match="try again"):
+    with pytest.raises(Busy, match="retry"):
         second.enter(0.05)
     first.leave()
     third.enter(20)
@@ -80,7 +80,7 @@ def waited(tmp_path, monkeypatch):
     first.enter(1)
     entering = threading.Thread(target=second.enter, args=(20,))
     entering.start()
-    while second._usher is None:  # it has not found the lock taken yet
+    while second._requests is None:  # it has not found the lock taken yet
         entering.join(0.001)
     first.leave()
     entering.join(20)
@@ -89,7 +89,7 @@ def waited(tmp_path, monkeypatch):
         turns.close()
 
 
-def test_who_waited_keeps_the_turn_while_it_is_used(tmp_path, waited, monkeypatch):
+def test_a_writer_that_waited_keeps_its_turn_while_it_is_used(tmp_path, waited, monkeypatch):
     monkeypatch.setattr("treering.engines.sqlite.writer_queue.IDLE_SECONDS", 600.0)
     other = WriterQueue(tmp_path / "turns")
     for _ in range(3):
@@ -102,7 +102,7 @@ def test_who_waited_keeps_the_turn_while_it_is_used(tmp_path, waited, monkeypatc
     other.close()
 
 
-def test_a_turn_that_is_kept_and_not_used_ends(tmp_path, waited):
+def test_an_unused_turn_ends(tmp_path, waited):
     waited.leave()
     other = WriterQueue(tmp_path / "turns")
     other.enter(20)

@@ -1,10 +1,9 @@
-"""Full-text search on rows of lexemes that we cut ourselves.
+"""Full-text search on rows of lexemes, without any extension.
 
-A row of ``fts`` holds the stems (or trigrams) of a text as a ``tsvector``, how often each occurs, and two
-lexemes more that stand for its collection and its namespace. So one GIN index answers "these words in this
-namespace" by intersecting the lists, and another tenant's texts are never even looked at. Scores are
-Okapi BM25 over the texts that were searched: rare words count more, repeated ones a little more, long
-texts less; among equals, the older text comes first.
+A row of ``fts`` holds the stems (or trigrams) of a text as a ``tsvector``, with how often each occurs, and
+two more lexemes that stand for its collection and namespace. So one GIN index answers "these words in this
+namespace" by intersecting lists, and texts of other tenants are never looked at. Scores are Okapi BM25 over
+the texts that were searched; of equal scores, the older text comes first.
 """
 
 from __future__ import annotations
@@ -23,30 +22,30 @@ from treering.engines.sql.session import Session
 
 _GRAM: Final = 3
 _MARK: Final = "\x01"
-"""What the lexemes of collections and namespaces begin with, and no other."""
+"""The prefix of lexemes that stand for collections and namespaces."""
 
 _MOST_REPEATS: Final = 50
 _LONGEST_LEXEME: Final = 200
 _LARGEST_VECTOR: Final = 900_000
-"""PostgreSQL's limit is a megabyte; what is behind it in a text is not indexed."""
+"""PostgreSQL's limit is a megabyte; the rest of a longer text is not indexed."""
 
 _COUNT_LIMIT: Final = 100_000
-"""A collection counts as having no more texts than this: weights hardly change from there on."""
+"""Counting texts of a collection stops here: weights hardly change beyond."""
 
 _MOST_LEXEMES: Final = 128
-"""A question is its first so many lexemes."""
+"""The rest of a longer query is ignored."""
 
 
 class PostgresTextIndex(TextIndex):
     """Texts in the table ``fts``."""
 
     def create(self, session: Session, collection: int, tokens: Tokens) -> None:
-        """Nothing to make: all collections share the table."""
+        """Nothing to create: all collections share the table."""
 
     def add(
         self, session: Session, collection: int, tokens: Tokens, texts: Sequence[tuple[int, str, str]]
     ) -> None:
-        """Index texts: number, namespace, words."""
+        """Index texts, given as number, namespace and text."""
         session.execute_many(
             "INSERT INTO fts (no, collection, namespace, terms) VALUES (?, ?, ?, ?)",
             [
@@ -56,12 +55,12 @@ class PostgresTextIndex(TextIndex):
         )
 
     def drop(self, session: Session, collection: int, text: tuple[int, str, str]) -> None:
-        """Take one text out."""
+        """Remove one text."""
         del collection
         session.execute("DELETE FROM fts WHERE no = ?", (text[0],))
 
     def remove(self, session: Session, space: int, numbers: Sequence[int]) -> int:
-        """Take texts out of the index and forget their rows; unlike FTS5, by their numbers alone."""
+        """Remove texts and their rows; unlike FTS5, their numbers are enough."""
         del space
         chosen = [(number,) for number in set(numbers)]
         session.execute_many("DELETE FROM fts WHERE no = ?", chosen)
@@ -69,18 +68,18 @@ class PostgresTextIndex(TextIndex):
         return len(chosen)
 
     def clear(self, session: Session, collection: int, tokens: Tokens) -> None:
-        """Take all texts of a collection out."""
+        """Remove all texts of a collection."""
         del tokens
         session.execute("DELETE FROM fts WHERE collection = ?", (collection,))
 
     def optimize(self, session: Session, collections: Sequence[int]) -> None:
-        """Nothing to do: a deleted row is not found by any query."""
+        """Nothing to do: no query finds a deleted row."""
 
     def find(
         self, session: Session, collection: int, tokens: Tokens, terms: Sequence[str], query: SearchQuery
     ) -> list[tuple[int, float]]:
-        """Numbers and scores of texts that hold any of the terms, best first."""
-        wanted = [_quoted(lexeme) for lexeme in dict.fromkeys(_question(terms, tokens))][:_MOST_LEXEMES]
+        """Return numbers and scores of texts that contain any of the terms, best first."""
+        wanted = [_quoted(lexeme) for lexeme in dict.fromkeys(_query_lexemes(terms, tokens))][:_MOST_LEXEMES]
         if not wanted:
             return []
         only = [query.namespace] if query.namespace is not None else []
@@ -92,10 +91,10 @@ class PostgresTextIndex(TextIndex):
 
 @lru_cache(maxsize=2 * _MOST_LEXEMES)
 def _find_sql(count: int, in_namespace: bool) -> str:  # noqa: FBT001 - a key of the cache
-    """The search for ``count`` lexemes: find, weigh each lexeme by how many texts hold it, add up.
+    """Return the search for ``count`` lexemes: find, weigh each by how many texts contain it, add up.
 
     ts_rank of one word that occurs n times is (1 + 1/4 + ... + 1/n^2) / 1.64493, so n is r / (1 - r) / 1.6,
-    within two in a hundred. The rest is BM25 with its usual k1 = 1.2 and b = 0.75.
+    within two percent. The rest is BM25 with its usual k1 = 1.2 and b = 0.75.
     """
     numbers = range(count)
     only = "collection = ?" + (" AND namespace = ?" if in_namespace else "")
@@ -121,7 +120,7 @@ def _find_sql(count: int, in_namespace: bool) -> str:  # noqa: FBT001 - a key of
 
 
 def _marks(collection: int, namespace: str | None) -> list[str]:
-    """The lexemes for a collection, and for a namespace in it."""
+    """Return the lexemes for a collection and for a namespace in it."""
     whole = f"{_MARK}{collection}"
     if namespace is None:
         return [whole]
@@ -130,7 +129,7 @@ def _marks(collection: int, namespace: str | None) -> list[str]:
 
 
 def _vector(text: str, tokens: Tokens, marks: Sequence[str]) -> str:
-    """A text as PostgreSQL reads a tsvector: ``'lexeme':1,2,3`` for one that occurs three times."""
+    """Return a text as a tsvector literal: ``'lexeme':1,2,3`` for a lexeme that occurs three times."""
     lexemes = _grams(text) if tokens == "trigrams" else map(stem, words(text))
     parts = [_quoted(mark) for mark in marks]
     size = 0
@@ -143,7 +142,7 @@ def _vector(text: str, tokens: Tokens, marks: Sequence[str]) -> str:
     return " ".join(parts)
 
 
-def _question(terms: Iterable[str], tokens: Tokens) -> Iterator[str]:
+def _query_lexemes(terms: Iterable[str], tokens: Tokens) -> Iterator[str]:
     for term in terms:
         if tokens == "trigrams":
             yield from _grams(term)
@@ -152,7 +151,7 @@ def _question(terms: Iterable[str], tokens: Tokens) -> Iterator[str]:
 
 
 def _grams(text: str) -> Iterator[str]:
-    """Every run of three characters that are not control characters: for languages without spaces."""
+    """Yield all trigrams without control characters, for languages without spaces."""
     text = folded(text)
     grams = (text[at : at + _GRAM] for at in range(len(text) - _GRAM + 1))
     return (gram for gram in grams if gram.isprintable())

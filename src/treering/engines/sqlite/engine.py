@@ -1,7 +1,7 @@
 """The SQLite engine: one folder with a database and the packs beside it.
 
-``treering.db`` (WAL) holds every row; large staged objects lie in pack files of the blob store, which is
-a folder next to it unless another one is given. Many processes may have the store open.
+``treering.db`` (in WAL mode) holds every row. Large staged objects are in pack files of the blob store, a
+folder next to it unless another one is given. Many processes may have the store open.
 """
 
 from __future__ import annotations
@@ -49,50 +49,16 @@ if TYPE_CHECKING:
     from treering.engines.sqlite.connection import Durability
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Where a WAL database may live: on a disk of this machine.
-#
-# SQLite's write-ahead log is shared memory between processes; on a network file system two machines would
-# each have their own idea of it and destroy the database. So such a folder is refused before it is used.
-
-
 _NETWORK: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre"}
 )
 _NETWORK_PREFIXES: Final = ("fuse.sshfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse", "fuse.juicefs")
 
-
-def refuse_network(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> None:
-    """Raise `Unsupported` when the folder is on a file system that other machines share."""
-    kind = file_system(folder, mounts)
-    if kind is not None and (kind in _NETWORK or kind.startswith(_NETWORK_PREFIXES)):
-        raise Unsupported(
-            f"{folder} is on a network file system ({kind}), where SQLite cannot share its log safely; "
-            "use a local folder, or PostgreSQL (postgresql://...) for several machines"
-        )
-
-
-def file_system(folder: Path, mounts: Path) -> str | None:
-    """The type of the file system under a folder; ``None`` where the system does not say."""
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return None
-    here = folder.resolve()
-    best, kind = -1, None
-    for line in lines:
-        fields = line.split(" ")
-        point = Path(fields[4].replace("\\040", " "))
-        if here.is_relative_to(point) and len(point.parts) >= best:
-            best, kind = len(point.parts), fields[fields.index("-") + 1]
-    return kind
-
-
 COPIED: Final = declare("backup.copied", "the database of a backup is copied, its packs are not")
 
 _SNAPSHOT_TRIES: Final = 5
-_SHORTEST: Final = 512
-"""No database is shorter: it is one page of the smallest size."""
+_MIN_BYTES: Final = 512
+"""The smallest database: one page of the smallest size."""
 _REFUSALS: Final = {errno.EROFS: ReadOnly, errno.ENOSPC: StoreFull, errno.EDQUOT: StoreFull}
 
 
@@ -109,7 +75,7 @@ class SqliteEngine(SqlEngine):
 
     @property
     def caps(self) -> Caps:
-        """Everything the contract knows."""
+        """Everything in the contract."""
         return Caps(durable=True, shared_writers=True, backup=True)
 
     @property
@@ -120,14 +86,14 @@ class SqliteEngine(SqlEngine):
     sql_dialect: Final = "sqlite"
 
     def sql_connection(self) -> sqlite3.Connection:
-        """A new connection for questions in SQL, which whoever asks closes; `flush` before each of them."""
+        """Open a connection for SQL queries, which the caller closes. Call `flush` before each query."""
         try:
             return sqlite3.connect(self._sqlite.path, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:
             raise translate(error, str(self._sqlite.path)) from error
 
     def flush(self) -> None:
-        """Bring every commit into its tables, for someone who reads these on a connection of their own."""
+        """Flush pending commits, for a caller that reads the tables on its own connection."""
         with self._sqlite.single_query():
             pass
 
@@ -145,8 +111,8 @@ class SqliteEngine(SqlEngine):
             self._caches.invalidate_others(space)
         return outcomes
 
-    def _committed(self, space: str) -> None:  # noqa: ARG002 - one bell for all spaces
-        self._follower.ring()
+    def _committed(self, space: str) -> None:  # noqa: ARG002 - one notification for all spaces
+        self._follower.notify()
 
     def wait(self, space: str, after_seq: int, *, seconds: float) -> int:
         """Block until the space's last sequence number is past ``after_seq``, or time is up."""
@@ -154,7 +120,7 @@ class SqliteEngine(SqlEngine):
         return self._last_seq(space)
 
     def check(self, space: str, *, read_content: bool = True) -> Iterator[Problem | Checked]:
-        """Verify everything, the database as SQLite sees it first."""
+        """Verify everything, starting with SQLite's own checks."""
         found = super().check(space, read_content=read_content)
         return self._check(found) if read_content else found
 
@@ -168,11 +134,11 @@ class SqliteEngine(SqlEngine):
             raise
         except Exception as error:
             if damages:
-                raise damaged(where, f"the check stumbles over {error!r}") from error
+                raise damaged(where, f"the check failed with {error!r}") from error
             raise
 
     def snapshot_to(self, folder: Path) -> None:
-        """A consistent copy of database and packs in a new folder, while writers go on."""
+        """Copy database and packs consistently into a new folder, while writers continue."""
         refuse_occupied(folder)
         with files.translate_os_errors(str(folder), writing=True):
             folder.mkdir(parents=True, exist_ok=True)
@@ -181,7 +147,7 @@ class SqliteEngine(SqlEngine):
                 hit(COPIED)
                 try:
                     self._copy_packs(folder)
-                except NotFound:  # gc rewrote a pack in between: the next copy knows the new one
+                except NotFound:  # gc rewrote a pack in between; the next copy refers to the new one
                     if attempt == _SNAPSHOT_TRIES - 1:
                         raise
                 else:
@@ -200,10 +166,10 @@ class SqliteEngine(SqlEngine):
                     draft.publish(parent, last)
 
     def close(self) -> None:
-        """Finish what was submitted, then let go of everything."""
+        """Finish what was submitted, then close all connections."""
         self._group.close()
         if self._log.was_used:
-            with suppress(TreeringError):  # what cannot settle now does when it is read
+            with suppress(TreeringError):  # what cannot be flushed now will be when it is read
                 self.flush()
                 self._sqlite.reclaim_space(secure=False)
         self._sqlite.close()
@@ -225,14 +191,14 @@ def open_sqlite(
         folder.mkdir(parents=True, exist_ok=True)
     except PermissionError as error:
         raise ReadOnly(
-            f"{folder} cannot be made: {error.strerror}; choose a folder that you may write"
+            f"{folder} cannot be created: {error.strerror}; choose a folder that you may write to"
         ) from error
     except OSError as error:
         kind = _REFUSALS.get(error.errno or 0, Unreachable)
-        raise kind(f"{folder} cannot be made: {error.strerror}; choose another folder") from error
+        raise kind(f"{folder} cannot be created: {error.strerror}; choose another folder") from error
     refuse_network(folder)
     path = folder / schema.SQLITE_FILE
-    _refuse_cut(path)
+    _refuse_truncated(path)
     database = SqliteDatabase(path, durability=durability, clock=clock or SystemClock())
     try:
         with database.exclusively() as connection:
@@ -247,18 +213,48 @@ def open_sqlite(
     return SqliteEngine(database, blobs)
 
 
-def _refuse_cut(path: Path) -> None:
-    """A file too short for a database would be taken for an empty one, and written over."""
+def refuse_network(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> None:
+    """Raise `Unsupported` if the folder is on a network file system.
+
+    SQLite's write-ahead log uses shared memory between processes. On a network file system two machines
+    would each have a different view of it and destroy the database.
+    """
+    kind = file_system(folder, mounts)
+    if kind is not None and (kind in _NETWORK or kind.startswith(_NETWORK_PREFIXES)):
+        raise Unsupported(
+            f"{folder} is on a network file system ({kind}), where SQLite cannot share its log safely; "
+            "use a local folder, or PostgreSQL (postgresql://...) for several machines"
+        )
+
+
+def file_system(folder: Path, mounts: Path) -> str | None:
+    """Return the type of the file system that holds a folder; ``None`` if the system does not say."""
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return None
+    resolved = folder.resolve()
+    best, kind = -1, None
+    for line in lines:
+        fields = line.split(" ")
+        point = Path(fields[4].replace("\\040", " "))
+        if resolved.is_relative_to(point) and len(point.parts) >= best:
+            best, kind = len(point.parts), fields[fields.index("-") + 1]
+    return kind
+
+
+def _refuse_truncated(path: Path) -> None:
+    """SQLite takes a file that is too short for an empty database, and overwrites it."""
     try:
         size = path.stat().st_size
     except OSError:
-        return  # not there yet; whatever else is wrong, SQLite says it better
-    if 0 < size < _SHORTEST:
-        raise Corrupt(f"{path} is cut short ({size} bytes); restore it from a backup, or remove it")
+        return  # it does not exist; anything else is reported by SQLite
+    if 0 < size < _MIN_BYTES:
+        raise Corrupt(f"{path} is truncated ({size} bytes); restore it from a backup, or remove it")
 
 
 def _pack_names(copied: Path) -> list[str]:
-    """The packs that a copied database knows. Nobody else has it open, so no log is made for reading it."""
+    """Return the packs of a copied database. No other process has it open, so reading it needs no log."""
     try:
         with closing(sqlite3.connect(f"{copied.absolute().as_uri()}?immutable=1", uri=True)) as copy:
             return [name for (name,) in copy.execute("SELECT name FROM pack ORDER BY no")]
@@ -267,6 +263,6 @@ def _pack_names(copied: Path) -> list[str]:
 
 
 def refuse_occupied(folder: Path) -> None:
-    """A copy goes into a new or empty folder only."""
+    """Raise `Conflict` unless the folder is new or empty."""
     if folder.exists() and any(folder.iterdir()):
         raise Conflict(f"{folder} is not empty; name a new folder for the copy")

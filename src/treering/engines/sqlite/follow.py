@@ -1,7 +1,7 @@
-"""Following: who waits for the next commit is woken by it, whichever process made it.
+"""Following: a commit by any process wakes those that wait for it.
 
-Commits of this process ring the bell directly. Those of others are noticed by one poller a process,
-which asks SQLite whether the file has changed (about three microseconds) every few milliseconds, and
+Commits of this process notify waiters directly. Those of others are noticed by one poller per process, which
+asks SQLite every few milliseconds whether the file has changed (that takes about three microseconds), and
 only while someone waits.
 """
 
@@ -29,41 +29,43 @@ class Follower:
         self._database = database
         self._changed = threading.Condition()
         self._waiters = 0
-        self._rings = 0
+        self._changes = 0
         self._poller: threading.Thread | None = None
 
-    def ring(self) -> None:
-        """Something was committed here."""
+    def notify(self) -> None:
+        """Wake waiters: this process has committed something."""
         if self._waiters:
             with self._changed:
-                self._rings += 1
+                self._changes += 1
                 self._changed.notify_all()
 
     def wait(self, ready: Callable[[], bool], seconds: float) -> None:
-        """Return when ``ready`` holds after some change, or when time is up."""
+        """Return when ``ready`` holds after a change, or when time is up."""
         if seconds <= 0 or ready():
             return
         deadline = time.monotonic() + seconds
         with self._changed:
             self._waiters += 1
-            if self._poller is None or not self._poller.is_alive():  # a forked child has no such thread
+            if (
+                self._poller is None or not self._poller.is_alive()
+            ):  # in a forked child the thread does not exist
                 self._poller = threading.Thread(target=self._poll, name="treering-follow", daemon=True)
                 self._poller.start()
         try:
             while True:
-                heard = self._rings
+                seen = self._changes
                 left = deadline - time.monotonic()
                 if ready() or left <= 0:
                     return
                 with self._changed:
-                    if self._rings == heard:  # else it rang while we looked
+                    if self._changes == seen:  # otherwise it changed meanwhile
                         self._changed.wait(min(left, 1.0))
         finally:
             with self._changed:
                 self._waiters -= 1
 
     def _poll(self) -> None:
-        seen = None
+        last = None
         while True:
             with self._changed:
                 if not self._waiters:
@@ -72,8 +74,8 @@ class Follower:
             try:
                 version = self._database.change_count()
             except (Closed, sqlite3.Error):
-                version = None  # closed, or about to be: whoever waits finds out by asking
-            if version != seen:
-                seen = version
-                self.ring()
+                version = None  # closed, or about to be: waiters find out when they look
+            if version != last:
+                last = version
+                self.notify()
             time.sleep(POLL_SECONDS)

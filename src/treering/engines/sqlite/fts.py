@@ -1,7 +1,7 @@
-"""Full-text search by FTS5: one index a collection, with the namespace as a word of its own.
+"""Full-text search with FTS5: one index per collection, with the namespace as a token of its own.
 
-The tables hold no copy of the text (``content=''``), only its words; the namespace is hashed into one
-token, so that a search in one namespace is an AND over two columns and reads only what is there.
+The tables hold no copy of the text (``content=''``), only its tokens. The namespace is hashed into one token,
+so a search in one namespace is an AND over two columns and reads only the entries of that namespace.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SqliteTextIndex(TextIndex):
     """Texts in FTS5 tables named ``fts_<collection>``."""
 
     def create(self, session: Session, collection: int, tokens: Tokens) -> None:
-        """A new FTS5 table."""
+        """Create an FTS5 table."""
         session.run(
             f"CREATE VIRTUAL TABLE fts_{collection} "
             f"USING fts5(namespace, words, content='', tokenize='{_TOKENIZERS[tokens]}')"
@@ -38,15 +38,15 @@ class SqliteTextIndex(TextIndex):
     def add(
         self, session: Session, collection: int, tokens: Tokens, texts: Sequence[tuple[int, str, str]]
     ) -> None:
-        """Index texts: number, namespace, words."""
-        del tokens  # the table knows its own tokenizer
+        """Index texts, given as number, namespace and text."""
+        del tokens  # the table has its tokenizer
         session.run_many(
             f"INSERT INTO fts_{collection} (rowid, namespace, words) VALUES (?, ?, ?)",
             [(no, _token(namespace), words) for no, namespace, words in texts],
         )
 
     def drop(self, session: Session, collection: int, text: tuple[int, str, str]) -> None:
-        """Take one text out; without a copy of it the index wants to be told what was in it."""
+        """Remove one text; as the index has no copy, it has to be given what it indexed."""
         no, namespace, words = text
         session.run(
             f"INSERT INTO fts_{collection} (fts_{collection}, rowid, namespace, words) "
@@ -55,19 +55,19 @@ class SqliteTextIndex(TextIndex):
         )
 
     def clear(self, session: Session, collection: int, tokens: Tokens) -> None:
-        """Take all texts of a collection out."""
+        """Remove all texts of a collection."""
         session.run(f"DROP TABLE IF EXISTS fts_{collection}")
         self.create(session, collection, tokens)
 
     def optimize(self, session: Session, collections: Sequence[int]) -> None:
-        """Merge the index into one segment: only then are the words of deleted texts really gone."""
+        """Merge each index into one segment: only then are the tokens of deleted texts really gone."""
         for collection in collections:
             session.run(f"INSERT INTO fts_{collection} (fts_{collection}) VALUES ('optimize')")
 
     def find(
         self, session: Session, collection: int, tokens: Tokens, terms: Sequence[str], query: SearchQuery
     ) -> list[tuple[int, float]]:
-        """Numbers and scores of texts that hold any of the terms, best first."""
+        """Return numbers and scores of texts that contain any of the terms, best first."""
         wanted = _grams(terms) if tokens == "trigrams" else terms
         if not wanted:
             return []
@@ -87,6 +87,6 @@ def _token(namespace: str) -> str:
 
 
 def _grams(terms: Sequence[str]) -> list[str]:
-    """Every run of three characters: what a language without spaces is searched by."""
+    """Return all trigrams, for languages without spaces."""
     grams = {term[at : at + _GRAM]: None for term in terms for at in range(max(len(term) - _GRAM + 1, 0))}
     return list(grams)

@@ -1,15 +1,17 @@
-"""Turns: which process writes next.
+"""The writer queue: which process writes next.
 
-Before a process asks SQLite for its write lock, it takes a lock on a file beside the database, where the
-kernel keeps the order of those who wait and wakes the first one when its turn comes. Nobody polls, so
-eight processes on two cores spend their time on commits and not on finding the database locked, and
-nobody starves. Who had to wait keeps the turn for a moment, so that a busy process makes several commits
-in it: handing over costs more than a commit. **Invariant:** the lock is advice only, it ends with its
-process, and SQLite's own lock still decides: whoever writes without it is waited for all the same.
+Before a process asks SQLite for its write lock, it locks a file beside the database (``flock``). The kernel
+queues the waiters and wakes the first one when the lock is released. Nobody polls, so eight processes on two
+cores spend their time on commits and not on finding the database locked, and nobody starves. A process that
+had to wait keeps the lock for a moment after its commit, so that a busy process makes several commits per
+turn: a handover costs more than a commit.
 
-A waiting ``flock`` cannot be given a time limit. It therefore waits in a thread, and who waited too long
-goes away and leaves that thread to let go of the lock as soon as it gets it. The same thread ends a turn
+A blocking ``flock`` has no timeout. So it waits in a thread of its own; a writer that has waited too long
+gives up and leaves it to that thread to release the lock as soon as it gets it. The same thread ends a turn
 that is kept and not used.
+
+**Invariant:** the lock is advisory and ends with its process. SQLite's own lock still decides, and a process
+that writes without the queue is waited for all the same (`retry_while_busy`).
 """
 
 from __future__ import annotations
@@ -30,26 +32,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+Result = TypeVar("Result")
 
+BUSY_SECONDS: Final = 30.0
+"""How long a writer waits for a lock."""
+RETRY_SECONDS: Final = 0.002
+"""The longest delay between two attempts to get SQLite's lock."""
 TURN_SECONDS: Final = 0.02
-"""How long a process that had to wait may go on writing; eight of them wait for less than 0.2 s."""
+"""How long a process that had to wait may keep the lock; with eight of them, each waits less than 0.2 s."""
 IDLE_SECONDS: Final = 0.001
-"""A turn that was not used for so long is over."""
+"""A turn that was not used for this long ends."""
 
 
 class WriterQueue:
-    """The queue of writers at one database; used by one thread of a process at a time."""
+    """The queue of writers to one database; used by one thread of a process at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: int | None = None
         self._is_held = False
-        """Whether the lock on that file is ours; one that was waited for is that of `_turn`."""
-        self._usher: SimpleQueue[_Request] | None = None
+        """Whether the lock on `_file` is held; one that was waited for belongs to `_turn`."""
+        self._requests: SimpleQueue[_Request] | None = None
+        """To the thread that waits for locks."""
         self._turn: _Turn | None = None
 
     def enter(self, seconds: float) -> None:
-        """Wait for our turn; raises `Busy` when it does not come in time."""
+        """Wait until this process may write; raises `Busy` after so many seconds."""
         if self._turn is not None:
             if self._turn.resume():
                 return
@@ -57,17 +65,17 @@ class WriterQueue:
         if self._file is None:
             try:
                 self._file = self._open()
-            except OSError:  # a folder that cannot be written: SQLite says it better
+            except OSError:  # the folder is read-only: SQLite's error is better
                 return
         try:
             flock(self._file, LOCK_EX | LOCK_NB)
         except BlockingIOError:
-            self._turn = self._ushered(seconds)
+            self._turn = self._wait_for_turn(seconds)
         else:
             self._is_held = True
 
     def leave(self) -> None:
-        """Let the next one in, now or when our turn is over."""
+        """Let the next process write, now or when our turn is over."""
         if self._is_held and self._file is not None:
             self._is_held = False
             flock(self._file, LOCK_UN)
@@ -75,13 +83,13 @@ class WriterQueue:
             self._turn = None
 
     def close(self) -> None:
-        """Let go of everything; nobody writes any more."""
+        """Release everything; this process writes no more."""
         if self._turn is not None:
             self._turn.end()
         self._close_file()
 
     def abandon(self) -> None:
-        """In a forked child: let go of our share in the files. The parent keeps its turn."""
+        """In a forked child: close inherited files. The parent keeps its turn."""
         if self._turn is not None:
             self._turn.abandon()
         self._close_file()
@@ -96,31 +104,33 @@ class WriterQueue:
     def _open(self) -> int:
         return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
-    def _ushered(self, seconds: float) -> _Turn:
-        if self._usher is None:
-            self._usher = SimpleQueue()
-            threading.Thread(target=_usher, args=(self._usher,), name="treering-turns", daemon=True).start()
+    def _wait_for_turn(self, seconds: float) -> _Turn:
+        if self._requests is None:
+            self._requests = SimpleQueue()
+            threading.Thread(
+                target=_serve, args=(self._requests,), name="treering-writer-queue", daemon=True
+            ).start()
         request = _Request(self._open())
-        self._usher.put(request)
+        self._requests.put(request)
         if not request.gate.acquire(timeout=seconds) and request.give_up():
-            self._usher = None  # it waits on for us; the next wait gets another
-            raise Busy(f"{self._path}: other writers kept their turn for {seconds:.0f} s; try again")
+            self._requests = None  # that thread is still waiting; the next wait starts another
+            raise Busy(f"{self._path}: other writers held the lock for {seconds:.0f} s; retry")
         return request.turn
 
 
 class _Turn:
-    """A lock that was waited for: on a file of its own, and ours for some time."""
+    """A lock that was waited for, on a file descriptor of its own, kept for some time."""
 
     def __init__(self, file: int, *, seconds: float) -> None:
         self._file = file
         self._until = time.monotonic() + seconds
-        self._settling = threading.Lock()
+        self._lock = threading.Lock()
         self._used_at: float | None = None
-        """When it was last used; ``None`` while it is."""
+        """When it was last used; ``None`` while it is in use."""
         self.is_over = False
 
     def pause(self) -> bool:
-        """Stop writing; ``False`` when the turn is over with that."""
+        """Stop writing; ``False`` if that ends the turn."""
         now = time.monotonic()
         if now >= self._until:
             self.end()
@@ -129,25 +139,25 @@ class _Turn:
         return True
 
     def resume(self) -> bool:
-        """Write again; ``False`` when the turn ended in the meantime."""
-        with self._settling:
+        """Write again; ``False`` if the turn has ended meanwhile."""
+        with self._lock:
             if not self.is_over:
                 self._used_at = None
             return not self.is_over
 
     def end_if_idle(self) -> None:
-        """Let the next one in when nobody here has used the turn for a while."""
-        with self._settling:
+        """End the turn if it has not been used for a while."""
+        with self._lock:
             if self._used_at is not None and time.monotonic() - self._used_at >= IDLE_SECONDS:
                 self._end()
 
     def end(self) -> None:
-        """Let the next one in."""
-        with self._settling:
+        """Let the next process write."""
+        with self._lock:
             self._end()
 
     def abandon(self) -> None:
-        """In a forked child: close the file and unlock nothing. (Whoever held our lock is not here.)"""
+        """In a forked child: close the file without unlocking. (Nobody holds `_lock` here.)"""
         if not self.is_over:
             os.close(self._file)
         self.is_over = True
@@ -160,20 +170,20 @@ class _Turn:
 
 
 class _Request:
-    """Someone who waits for the lock on a file of their own."""
+    """A writer that waits for the lock on a file descriptor of its own."""
 
     def __init__(self, file: int) -> None:
         self.file = file
         self.gate = threading.Lock()
         self.gate.acquire()
         self.turn: _Turn
-        self._settling = threading.Lock()
+        self._lock = threading.Lock()
         self._is_given_up = False
         self._is_granted = False
 
     def grant(self) -> _Turn | None:
-        """The lock is there: hand it over, or let go of it when nobody waits any more."""
-        with self._settling:
+        """Hand the lock over, or release it if the writer has given up."""
+        with self._lock:
             self._is_granted = True
             if self._is_given_up:
                 os.close(self.file)
@@ -183,13 +193,14 @@ class _Request:
         return self.turn
 
     def give_up(self) -> bool:
-        """Stop waiting; ``False`` when the lock came just now."""
-        with self._settling:
+        """Stop waiting; ``False`` if the lock was granted just now."""
+        with self._lock:
             self._is_given_up = not self._is_granted
             return self._is_given_up
 
 
-def _usher(requests: SimpleQueue[_Request]) -> None:
+def _serve(requests: SimpleQueue[_Request]) -> None:
+    """Wait for one lock after another, in a thread."""
     request = requests.get()
     while True:
         flock(request.file, LOCK_EX)
@@ -197,7 +208,7 @@ def _usher(requests: SimpleQueue[_Request]) -> None:
 
 
 def _next_after(turn: _Turn | None, requests: SimpleQueue[_Request]) -> _Request:
-    """The next request; until then, see that a turn which nobody uses ends."""
+    """Return the next request; until then, end the turn if it is not used."""
     while turn is not None and not turn.is_over:
         try:
             return requests.get(timeout=IDLE_SECONDS)
@@ -206,18 +217,8 @@ def _next_after(turn: _Turn | None, requests: SimpleQueue[_Request]) -> _Request
     return requests.get()
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Patience: waiting for a lock of the database, in a way that starves nobody.
-
-
-Answer = TypeVar("Answer")
-
-BUSY_SECONDS: Final = 30.0
-RETRY_SECONDS: Final = 0.002
-
-
-def retry_while_busy(action: Callable[[], Answer]) -> Answer:
-    """Do something that needs a lock of the database, patiently but not for ever."""
+def retry_while_busy(action: Callable[[], Result]) -> Result:
+    """Do something that needs SQLite's lock, retrying after random delays until a deadline."""
     try:
         return action()
     except sqlite3.OperationalError as error:

@@ -1,8 +1,8 @@
-"""A batch made ready to be written, outside the lock.
+"""Encoding a batch before it takes the lock.
 
-Compressing, checksumming and taking words out of content are the expensive part of a commit and need no
-database; they happen in the caller's thread, so that writers hold the store's one lock only for the
-inserts themselves.
+Compressing, checksumming and extracting text are the expensive part of a commit and need no database. They
+happen in the caller's thread, so that writers hold the one lock of the store only for the inserts themselves.
+What the batch refers to, its `Dependencies`, is collected here too.
 """
 
 from __future__ import annotations
@@ -23,14 +23,8 @@ if TYPE_CHECKING:
     from treering.core.rollups import Measures, RollupKey
 
 
-# -----------------------------------------------------------------------------------------------------------
-# What a batch needs to know of the store before it can be decided: the names of all that it touches.
-#
-# Found outside the lock, from the batch alone.
-
-
 class Dependencies:
-    """What the batches of a group name; the dicts are sets that keep the order of naming."""
+    """The names of everything that a group of batches refers to. The dicts are ordered sets."""
 
     __slots__ = ("batches", "leases", "linked", "lists", "objects", "refs", "scopes", "slots")
 
@@ -39,18 +33,18 @@ class Dependencies:
         self.scopes: set[str] = set()
         self.refs: set[str] = set()
         self.lists: set[str] = set()
-        """Lists to be looked up: those that grow or are branched from, and those that are linked to."""
+        """Lists to look up: those that grow, are branched from, or are linked to."""
         self.leases: set[str] = set()
         self.objects: dict[str, None] = {}
-        """Objects that have to be there: the batch does not bring them."""
+        """Objects that have to exist, because the batch does not contain them."""
         self.slots: dict[tuple[str, int], None] = {}
-        """Bodies of other commits that have to be there: batch and part."""
+        """Bodies of other commits that have to exist: batch and part."""
         self.linked: dict[str, None] = {}
-        """Lists that have to be there: the batch does not make them."""
+        """Lists that have to exist, because the batch does not create them."""
 
 
 def dependencies_of(batch: Batch, named: Iterable[ParsedAddress]) -> Dependencies:
-    """Everything that a batch touches, and what it points at and does not bring itself."""
+    """Return what a batch changes, and what it links to without containing it."""
     dependencies = Dependencies()
     dependencies.batches.append(batch.id)
     scopes = dependencies.scopes
@@ -87,7 +81,7 @@ def dependencies_of(batch: Batch, named: Iterable[ParsedAddress]) -> Dependencie
 
 
 def merge_dependencies(parts: Sequence[Dependencies]) -> Dependencies:
-    """What a group of batches needs."""
+    """Return the dependencies of a group of batches."""
     if len(parts) == 1:
         return parts[0]
     merged = Dependencies()
@@ -102,35 +96,33 @@ def merge_dependencies(parts: Sequence[Dependencies]) -> Dependencies:
     return merged
 
 
-# -----------------------------------------------------------------------------------------------------------
-
-Sealed = tuple[int | None, bytes | None, str | None]
-"""An item as it will lie in its row: kind and frame of content, or an address."""
+EncodedItem = tuple[int | None, bytes | None, str | None]
+"""An item as it is stored: kind and frame of content, or an address."""
 
 
 class EncodedBatch(NamedTuple):
-    """A checked batch and everything that could be computed from it alone."""
+    """A validated batch and everything that can be computed from it alone."""
 
     batch: Batch
     dependencies: Dependencies
     bodies: list[bytes]
-    items: list[list[Sealed]]
+    items: list[list[EncodedItem]]
     objects: list[tuple[bytes, int, int, bytes]]
     """name, kind, size, frame"""
     words: list[str | None]
-    """The text behind each of the batch's texts, where the batch itself brings its source."""
+    """The text to index for each of the batch's texts, if the batch contains its source."""
     deltas: dict[RollupKey, Measures]
     item_links: str | None
-    """What its list items and texts point at: a mark that runs meanwhile finds it by the commit."""
+    """What its list items and texts link to, so that a concurrent mark finds it by the commit."""
 
 
 def encode_batch(batch: Batch) -> EncodedBatch:
-    """Check a batch and seal its content."""
+    """Validate a batch and encode its content."""
     dependencies = dependencies_of(batch, validate_batch(batch))
     links: list[Address] = []
-    items: list[list[Sealed]] = []
+    items: list[list[EncodedItem]] = []
     for append in batch.lists:
-        sealed: list[Sealed] = []
+        sealed: list[EncodedItem] = []
         for item in append.items:
             if isinstance(item, str):
                 links.append(item)
@@ -163,7 +155,7 @@ def encode_batch(batch: Batch) -> EncodedBatch:
 
 
 def own_content(batch: Batch, address: Address) -> Content | None:
-    """The content at an address, when the batch itself brings it."""
+    """Return the content at an address, if the batch contains it."""
     match parse_address(address):
         case ObjectAddress(name):
             return batch.objects.get(name)

@@ -1,12 +1,13 @@
-"""Group commit: callers who arrive while one commit is being made durable share the next one.
+"""Group commit: callers that arrive while one commit is being made durable share the next one.
 
-There is no writer thread to hand over to. Whoever finds the door free goes in and takes along everyone
-who is waiting; each of the others sleeps at a gate of its own until its work is done, or until it is
-called to the door to lead the next group. (If they queued at the door itself, those whose work is done
-would have to pass it one by one, and groups would stay small.) A lone writer therefore pays no change of
-thread, and sixty-four of them pay for a handful of fsyncs. Only `submit`, which must not block, needs a
-thread of its own, and that is started when it is first used. **Invariant:** whenever the door is let go,
-nobody is left waiting whom the next one at the door would not find.
+There is no writer thread. A caller that finds the door (a lock) free becomes the leader and commits for
+everyone who is waiting. The others sleep at a gate of their own until their batch is done, or until they are
+called to lead the next group. (If they queued at the door itself, those whose batch is done would still have
+to pass through it one by one, and groups would stay small.) So a lone writer pays for no thread switch, and
+sixty-four writers pay for a handful of fsyncs. Only `submit`, which must not block, needs a thread, started
+on first use.
+
+**Invariant:** whenever the door is released, no caller is left asleep whom the next leader would not find.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
     Write = Callable[[Sequence[EncodedBatch]], list[Outcome]]
 
 GROUP_LIMIT: Final = 256
-"""How many batches one transaction takes at most."""
+"""The most batches in one transaction."""
 
-_OF_THE_STORE: Final = (Busy, Closed, Corrupt, ReadOnly, StoreFull, Unreachable)
-"""Failures that no single batch is to blame for; the whole group shares them."""
+_STORE_ERRORS: Final = (Busy, Closed, Corrupt, ReadOnly, StoreFull, Unreachable)
+"""Failures that are not the fault of a single batch; the whole group shares them."""
 
 
 class _Ticket:
@@ -48,7 +49,7 @@ class _Ticket:
         self.gate = threading.Lock()
         self.gate.acquire()
 
-    def settle(self, outcome: Outcome) -> None:
+    def resolve(self, outcome: Outcome) -> None:
         self.outcome = outcome
         if self.future is None:
             if not self.called:
@@ -60,26 +61,26 @@ class _Ticket:
 
 
 class GroupCommit:
-    """Gathers batches into groups for ``write``, which commits a group and says how each batch fared."""
+    """Collects batches into groups for ``write``, which commits a group and returns the outcome of each."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
         self._closed = False
-        self._start()
+        self._reset()
         _open_groups.add(self)
 
-    def _start(self) -> None:
+    def _reset(self) -> None:
         self._waiting: deque[_Ticket] = deque()
         self._door = threading.Lock()
         self._calling = threading.Lock()
-        self._bell = threading.Condition()
+        self._submitted = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def commit(self, encoded: EncodedBatch) -> Receipt:
         """Commit in the calling thread, alone or with others; returns when it is durable."""
         self._check_open()
         if not self._waiting and self._door.acquire(blocking=False):
-            # The ordinary case, a lone writer: nobody waits for it, so it needs no ticket.
+            # A lone writer: nobody waits, so it needs no ticket.
             try:
                 (outcome,) = self._outcomes([encoded])
             finally:
@@ -102,13 +103,13 @@ class GroupCommit:
                     self._serve()
             finally:
                 self._leave()
-        assert ticket.outcome is not None  # noqa: S101 - who was not called was served
+        assert ticket.outcome is not None  # noqa: S101 - a ticket that was not called is done
         if isinstance(ticket.outcome, Exception):
             raise ticket.outcome
         return ticket.outcome
 
     def _sleep(self, ticket: _Ticket) -> None:
-        """Until the work is done or the door is ours; an interrupted sleeper is not called any more."""
+        """Sleep until the batch is done or the door is ours. An interrupted sleeper is never called."""
         try:
             ticket.gate.acquire()
         except BaseException:
@@ -119,7 +120,7 @@ class GroupCommit:
             raise
 
     def _leave(self) -> None:
-        """Give the door to the first sleeper, or let it go when there is none."""
+        """Hand the door to the first sleeper, or release it if there is none."""
         while True:
             if self._waiting:
                 with self._calling:
@@ -129,7 +130,8 @@ class GroupCommit:
                         sleeper.gate.release()
                         return
             self._door.release()
-            # Who came in the meantime found the door taken, and sleeps. (What was submitted has its thread.)
+            # Callers that came meanwhile found the door locked and sleep. (Submitted batches have their
+            # thread.)
             if not self._waiting or self._first_sleeper() is None or not self._door.acquire(blocking=False):
                 return
 
@@ -142,18 +144,18 @@ class GroupCommit:
         future: Future[Receipt] = Future()
         future.set_running_or_notify_cancel()
         self._waiting.append(_Ticket(encoded, future))
-        with self._bell:
+        with self._submitted:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="treering-commit", daemon=True)
                 self._thread.start()
-            self._bell.notify()
+            self._submitted.notify()
         return future
 
     def close(self) -> None:
-        """Commit what was submitted, then take no more."""
-        with self._bell:
+        """Commit what was submitted, then accept no more."""
+        with self._submitted:
             self._closed = True
-            self._bell.notify_all()
+            self._submitted.notify_all()
             thread = self._thread
         if thread is not None:
             thread.join()
@@ -169,14 +171,14 @@ class GroupCommit:
             raise Closed("the store was closed; open it again")
 
     def abandon(self) -> None:
-        """In a forked child: the thread is gone, it may hold the locks, and what waits is the parent's."""
-        self._start()
+        """In a forked child: start over. The thread does not exist, and what waits is the parent's."""
+        self._reset()
 
     def _work(self) -> None:
         while True:
-            with self._bell:
+            with self._submitted:
                 while not self._waiting and not self._closed:
-                    self._bell.wait()
+                    self._submitted.wait()
                 if not self._waiting:
                     return
             self._door.acquire()
@@ -186,7 +188,7 @@ class GroupCommit:
                 self._leave()
 
     def _serve(self) -> None:
-        """Commit one group. Runs behind the door."""
+        """Commit one group, holding the door."""
         group: list[_Ticket] = []
         while self._waiting and len(group) < GROUP_LIMIT:
             group.append(self._waiting.popleft())
@@ -195,25 +197,25 @@ class GroupCommit:
         try:
             outcomes = self._outcomes([ticket.encoded for ticket in group])
         except BaseException as error:
-            # An interrupt in the middle: nobody may be left waiting for an answer that never comes.
+            # An interrupt: nobody may be left waiting for a result that never comes.
             unknown = TreeringError(
-                f"the commit was interrupted ({error!r}); send the batch again to learn its fate"
+                f"the commit was interrupted ({error!r}); submit the batch again to learn its outcome"
             )
             for ticket in group:
-                ticket.settle(unknown)
+                ticket.resolve(unknown)
             raise
         for ticket, outcome in zip(group, outcomes, strict=True):
-            ticket.settle(outcome)
+            ticket.resolve(outcome)
 
     def _outcomes(self, group: list[EncodedBatch]) -> list[Outcome]:
         try:
             return self._write(group)
-        except _OF_THE_STORE as error:
+        except _STORE_ERRORS as error:
             return [error] * len(group)
-        except Exception as error:  # noqa: BLE001 - whoever waits must hear of it
+        except Exception as error:  # noqa: BLE001 - the waiting callers have to get it
             if len(group) == 1:
                 return [error]
-            # Something in one of them broke the transaction of all: each gets its own.
+            # One of them made the transaction of all fail: each gets its own.
             return [outcome for encoded in group for outcome in self._outcomes([encoded])]
 
 
