@@ -12,7 +12,7 @@ from treering.engines.sql.schema import FORMAT, SCHEMA_VERSION
 from treering.engines.sql.tables import SQLITE_STATISTICS, metadata_for
 
 HEADER = """\
--- A fresh treering store on {name}, schema {version}. Generated from src/treering/engines/sql/tables.py;
+-- A new treering store on {name}, schema {version}. Generated from src/treering/engines/sql/tables.py;
 -- do not edit: change the tables, write a migration, and run: python scripts/generate.py
 """
 

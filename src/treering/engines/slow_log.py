@@ -1,7 +1,7 @@
-"""The slow-query log: an engine around an engine that tells which questions took long.
+"""The slow-query log: an engine around an engine that logs which calls took long.
 
-A line says what kind of question it was and how long it took: which filters were set, how many names were
-asked for, never their values, so the log may be kept where the data may not. The logger is ``treering.slow``.
+A line says which call it was and how long it took: which filters were set and how many names were given,
+never their values. So the log may be stored where the data may not. The logger is ``treering.slow``.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ log: Final = logging.getLogger("treering.slow")
 
 
 def log_slow_queries(engine: Engine, threshold_ms: float) -> Engine:
-    """The same engine; calls that take at least so long are logged as warnings."""
+    """Return the same engine; calls that take at least this long are logged as warnings."""
     return cast("Engine", _SlowLogged(engine, threshold_ms / 1000))
 
 
 class _SlowLogged:
-    """Hands everything on. Methods are wrapped when they are first asked for."""
+    """Forwards everything. Methods are wrapped on first use."""
 
     def __init__(self, engine: Engine, threshold: float) -> None:
         self._engine = engine
@@ -69,17 +69,17 @@ def _batch(batch: Batch) -> str:
 
 
 def _query(_space: str, query: msgspec.Struct, **options: Any) -> str:
-    """Which fields of a query are set; words that treering itself chose are shown, values are not."""
-    told: list[str] = []
+    """Describe which fields of a query are set; only values from a fixed set are shown."""
+    parts: list[str] = []
     for field in msgspec.structs.fields(query):
         value = getattr(query, field.name)
         if value != field.default:
             shown = value if field.name in _SHOWN else f"{len(value)} given" if field.name == "ids" else "?"
-            told.append(f"{field.name}={_plain(shown)}")
-    told += [f"{name}={value}" for name, value in options.items() if name == "limit"]
+            parts.append(f"{field.name}={_plain(shown)}")
+    parts += [f"{name}={value}" for name, value in options.items() if name == "limit"]
     if options.get("after") is not None:
-        told.append("after=?")
-    return " ".join(told)
+        parts.append("after=?")
+    return " ".join(parts)
 
 
 def _plain(value: Any) -> str:
@@ -91,7 +91,7 @@ def _many(_space: str, names: Any, **_: Any) -> str:
 
 
 def _prefix(_space: str, prefix: str, **options: Any) -> str:
-    """Only what is before the first slash: behind it are ids."""
+    """Show only what precedes the first slash; after it come ids."""
     return f"prefix={prefix.partition('/')[0]}/... limit={options.get('limit', 1000)}"
 
 

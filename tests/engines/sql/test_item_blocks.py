@@ -86,8 +86,8 @@ def test_any_part_of_them_is_read(tmp_path, start, stop):
 
 
 def test_few_stay_as_they_are(engine):
-    spoken(engine, "l", read.FEWEST)
-    assert rows(engine) == [(number, 2) for number in range(read.FEWEST)]
+    spoken(engine, "l", read.MIN_BLOCK)
+    assert rows(engine) == [(number, 2) for number in range(read.MIN_BLOCK)]
 
 
 def test_what_points_elsewhere_is_never_bound(engine):

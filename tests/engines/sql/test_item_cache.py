@@ -81,7 +81,7 @@ def test_the_end_of_a_list_can_be_known_without_its_beginning(engine):
 def test_an_erasure_empties_it(engine):
     append(engine, "l", text(0), at=0)
     engine.read_list(SPACE, "l", 0, 9)
-    (number,) = engine._items._shelf.lists
+    (number,) = engine._items._cache.lists
     engine.erase(SPACE, Erasure(scopes=("/thread/l",)))
     assert engine._items.found(number, 0, 1) == []
     with pytest.raises(NotFound):
@@ -89,7 +89,7 @@ def test_an_erasure_empties_it(engine):
 
 
 def test_the_list_that_was_not_asked_for_the_longest_goes_first(monkeypatch):
-    monkeypatch.setattr(read, "BUDGET", 4 * (100 + read._OVERHEAD))
+    monkeypatch.setattr(read, "CACHE_BYTES", 4 * (100 + read._ITEM_OVERHEAD))
     cache = ItemCache()
     for number in range(4):
         cache.keep(number, 0, [text(number, 100)])
@@ -99,7 +99,7 @@ def test_the_list_that_was_not_asked_for_the_longest_goes_first(monkeypatch):
 
 
 def test_what_would_take_half_of_the_room_is_not_kept(monkeypatch):
-    monkeypatch.setattr(read, "BUDGET", 1000)
+    monkeypatch.setattr(read, "CACHE_BYTES", 1000)
     cache = ItemCache()
     cache.keep(1, 0, [text(1, 100)])
     cache.keep(2, 0, [text(2, 700)])
@@ -110,7 +110,7 @@ def test_what_would_take_half_of_the_room_is_not_kept(monkeypatch):
 def test_nobody_waits_for_it():
     cache = ItemCache()
     cache.keep(1, 0, [text(1)])
-    with cache._shelf.lock:
+    with cache._cache.lock:
         worker = threading.Thread(target=lambda: (cache.found(1, 0, 1), cache.keep(2, 0, [text(2)])))
         worker.start()
         worker.join(20)

@@ -1,4 +1,4 @@
-"""Pages of the journal are one range of an index, however long it is."""
+"""A page of the journal is one range of an index, however long the journal is."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ import pytest
 import treering
 from treering.core.query import EventQuery
 from treering.engines.sql import read
+from treering.engines.sql.dictionary import Dictionary
 
 
-class Listener:
-    """A session that hears the questions and answers nothing."""
+class RecordingSession:
+    """A session that records queries and returns no rows."""
+
+    dictionary = Dictionary()
 
     def __init__(self):
-        self.asked = []
+        self.queries = []
 
     def rows(self, sql, values):
-        self.asked.append((sql, values))
+        self.queries.append((sql, values))
         return []
 
 
@@ -37,16 +40,16 @@ QUERIES = {
 @pytest.mark.parametrize("after", [None, "7"])
 @pytest.mark.parametrize("newest_first", [True, False])
 @pytest.mark.parametrize("indexes", QUERIES, ids=lambda names: names[0].split()[0])
-def test_every_question_is_one_range_of_its_index(tmp_path, indexes, newest_first, after):
+def test_every_query_is_one_range_of_its_index(tmp_path, indexes, newest_first, after):
     with treering.open(tmp_path / "store") as store:
         store.thread("t").append({"role": "user", "content": "a"})
     query = msgspec.structs.replace(QUERIES[indexes], newest_first=newest_first)
     if after is not None and query.order == "time":
         after = f"3.{after}"
-    listener = Listener()
-    read.scan(listener, 1, query, after, 20)
+    session = RecordingSession()
+    read.scan(session, 1, query, after, 20)
     connection = sqlite3.connect(tmp_path / "store" / "treering.db")
-    for (sql, values), index in zip(listener.asked, indexes, strict=True):
+    for (sql, values), index in zip(session.queries, indexes, strict=True):
         plan = [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + sql, values)]
         assert any(step.startswith("SEARCH e USING") and index in step for step in plan), plan
         if not query.ids:

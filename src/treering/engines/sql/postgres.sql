@@ -1,4 +1,4 @@
--- A fresh treering store on PostgreSQL, schema 0001. Generated from src/treering/engines/sql/tables.py;
+-- A new treering store on PostgreSQL, schema 0001. Generated from src/treering/engines/sql/tables.py;
 -- do not edit: change the tables, write a migration, and run: python scripts/generate.py
 
 CREATE TABLE meta (

@@ -1,7 +1,14 @@
 """Reading: content by address, lists, refs and pages of the journal.
 
-Every function takes a session, asks a bounded question and returns plain records; nothing here holds
-anything open. Content is verified before it is given back.
+Every function takes a session, runs a bounded query and returns plain records; nothing here holds anything
+open. Content is verified before it is returned.
+
+**Item blocks.** Messages arrive one by one, and each is a row. When SQLite's commit log is flushed, items
+that follow each other in a list are packed into one row: under the position of the first, with all of them in
+one frame like a body (`core.frame`). Together they shrink to half of their size, and a conversation is read
+in a few dozen rows. The column ``kind`` holds their number, negated. **Invariant:** a position is in one row
+only. Items that link elsewhere (addresses, trees) are never in a block, so code that follows links has
+nothing to look for in one.
 """
 
 from __future__ import annotations
@@ -59,20 +66,9 @@ if TYPE_CHECKING:
     from treering.engines.sql.session import Row, Session
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Sheaves: several items of a list in one row.
-#
-# Messages come one by one, and a row each is what a step writes. When commits settle together (on SQLite,
-# see `sqlite.fresh`), items that follow each other in a list are bound: one row, under the position of the
-# first, holds all of them as a body does (`core.body`), in one frame. Together they shrink to half of what
-# they take alone, and a conversation is read in a few dozen rows. The column ``kind`` says how many there
-# are, as a number below zero. **Invariant:** a position is in one row only. Items that point elsewhere
-# (addresses, trees) are never bound, so whoever follows links has nothing to look for in a sheaf.
-
-
-FEWEST: Final = 4
-MOST: Final = 64
-"""How many items make a sheaf."""
+MIN_BLOCK: Final = 4
+MAX_BLOCK: Final = 64
+"""How many items make a block."""
 
 _TREE: Final = KIND_NUMBERS["tree"]
 _SELECT: Final = (
@@ -80,45 +76,45 @@ _SELECT: Final = (
     "WHERE key >= coalesce((SELECT max(key) FROM item WHERE key >= ? AND key <= ?), ?) AND key < ? "
     "ORDER BY key"
 )
-"""From the row on that holds the first position, which may be one with a lower key."""
+"""Starts at the row that holds the first position, which may have a lower key."""
 
-_SHEAVES: Final = "SELECT key, kind FROM item WHERE key > ? AND key <= ? AND kind < 0"
+_BLOCKS: Final = "SELECT key, kind FROM item WHERE key > ? AND key <= ? AND kind < 0"
 
 ITEM_COUNT: Final = "CASE WHEN i.kind < 0 THEN -i.kind ELSE 1 END"
-"""How many items are in a row ``i``."""
+"""The number of items in a row ``i``."""
 
 
 def pack_item_blocks(items: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
-    """Rows of new items (key, kind, frame, address) in which those that follow each other are bound."""
+    """Return rows of new items (key, kind, frame, address) with neighbouring items packed into blocks."""
     bound: list[Sequence[Any]] = []
     run: list[Sequence[Any]] = []
     for row in sorted(items, key=itemgetter(0)):
-        if run and (row[0] != run[-1][0] + 1 or len(run) == MOST):
-            bound += _bound(run)
+        if run and (row[0] != run[-1][0] + 1 or len(run) == MAX_BLOCK):
+            bound += _pack_block(run)
             run = []
         if row[2] is None or row[1] == _TREE:
-            bound += _bound(run)
+            bound += _pack_block(run)
             run = []
             bound.append(row)
         else:
             run.append(row)
-    return bound + _bound(run)
+    return bound + _pack_block(run)
 
 
-def _bound(run: list[Sequence[Any]]) -> list[Sequence[Any]]:
-    if len(run) < FEWEST:
+def _pack_block(run: list[Sequence[Any]]) -> list[Sequence[Any]]:
+    if len(run) < MIN_BLOCK:
         return run
     contents = [Content(kind_of(row[1], "a new item"), unseal(row[2], "a new item")) for row in run]
     return [(run[0][0], -len(run), seal(pack_body(contents)), None)]
 
 
 def is_item_block(kind: Any) -> TypeGuard[int]:
-    """Whether a row of that kind holds several items."""
+    """Whether a row of this kind holds several items."""
     return isinstance(kind, int) and kind < 0
 
 
 def unpack_item_block(kind: int, frame: Any, where: str) -> list[Content]:
-    """The items in a sheaf, verified."""
+    """Return the items in a block, verified."""
     contents = unpack_body(unseal(frame_of(frame, where), where), where)
     if len(contents) != -kind:
         raise Corrupt(f"{where}: holds {len(contents)} items where its row says {-kind}; restore a backup")
@@ -126,19 +122,19 @@ def unpack_item_block(kind: int, frame: Any, where: str) -> list[Content]:
 
 
 def positions_in_item_blocks(session: Session, keys: Iterable[int]) -> set[int]:
-    """The positions (as keys) that are in a sheaf already, of all lists that the given ones are in."""
+    """Return the positions (as keys) that are in blocks already, of all lists that the keys belong to."""
     ranges: dict[int, tuple[int, int]] = {}
     for key in keys:
         first, last = ranges.get(key >> ITEM_POSITION_BITS, (key, key))
         ranges[key >> ITEM_POSITION_BITS] = min(first, key), max(last, key)
-    asked = [session.query(_SHEAVES, (first - MOST, last)) for first, last in ranges.values()]
+    asked = [session.query(_BLOCKS, (first - MAX_BLOCK, last)) for first, last in ranges.values()]
     return {position for rows in asked for key, kind in rows for position in range(key, key - kind)}
 
 
-def read(session: Session, list_no: int, run: ListRange) -> list[Content | Address]:
-    """The items of a run: verified content, or where it is.
+def read_items(session: Session, list_no: int, run: ListRange) -> list[Content | Address]:
+    """Return the items of a run: verified content, or its address.
 
-    Each frame is let go before the next is read, so its memory serves for that one.
+    Each frame is released before the next is read, so they share memory.
     """
     where = f"list {run.list!r}"
     start, stop = run.start, run.stop
@@ -148,7 +144,7 @@ def read(session: Session, list_no: int, run: ListRange) -> list[Content | Addre
     payloads: list[bytes] = []
     first = item_key(list_no, start)
     bounds = (item_key(list_no, 0), first, first, item_key(list_no, stop))
-    # The rows have no name here: the traceback of an error would keep them, and with them the log, open.
+    # The rows are not bound to a name: a traceback would keep them, and with them the log, open.
     for key, kind, frame, address in session.query(_SELECT, bounds):
         position = key & ITEM_POSITION_MASK
         if is_item_block(kind):
@@ -176,8 +172,6 @@ def read(session: Session, list_no: int, run: ListRange) -> list[Content | Addre
     return [next(plain) if item is None else item for item in found]
 
 
-# -----------------------------------------------------------------------------------------------------------
-
 _LIST_COLUMNS: Final = (
     "SELECT l.id, s.name, p.id, l.start, l.length, l.depth, l.no, l.parent FROM list l "
     "JOIN scope s ON s.no = l.scope LEFT JOIN list p ON p.no = l.parent"
@@ -191,11 +185,11 @@ _BY_SEQ: Final = attrgetter("seq")
 _BY_TIME: Final = attrgetter("event.ts_us", "seq")
 _FIRST_SURROGATE: Final = 0xD800
 _AFTER_SURROGATES: Final = 0xE000
-"""Code points in between stand for no character, so no text is compared with one."""
+"""Code points in between are surrogates, which no text contains."""
 
 
 def get(session: Session, space: int, objects: Objects, addresses: Sequence[Address]) -> list[Content]:
-    """Verified content, in the order asked for."""
+    """Return verified content, in the order of the addresses."""
     names: list[str] = []
     batches: dict[str, set[int]] = {}
     places = [parse_address(address) for address in addresses]
@@ -248,7 +242,7 @@ def _slots(
 
 
 def lineage(session: Session, space: int, list_id: str) -> list[tuple[ListInfo, int]]:
-    """A list and its ancestors with their row numbers, itself first."""
+    """Return a list and its ancestors with their row numbers, itself first."""
     found: list[tuple[ListInfo, int]] = []
     rows = session.rows(f"{_LIST_COLUMNS} WHERE l.space = ? AND l.id = ?", (space, list_id))
     while rows:
@@ -267,7 +261,7 @@ def lineage(session: Session, space: int, list_id: str) -> list[tuple[ListInfo, 
 def read_cached_list(
     session: Session, space: int, cache: ItemCache, list_id: str, start: int, stop: int
 ) -> list[Content] | None:
-    """The items of a range by one question, if all of them are in the cache; not through parents."""
+    """Return the items of a range with one query, if all are cached; not through parents."""
     for no, parent, length in session.rows(_LIST_ITSELF, (space, list_id)):
         if parent is None:
             start, stop = max(start, 0), min(stop, length)
@@ -279,10 +273,10 @@ def read_cached_list(
 def read_list(
     session: Session, space: int, objects: Objects, cache: ItemCache, list_id: str, start: int, stop: int
 ) -> list[Content]:
-    """The items of a range, through all parents; only what is not in the cache is fetched."""
+    """Return the items of a range, through all parents; only what is not cached is fetched."""
     line = lineage(session, space, list_id)
     if not line:
-        raise NotFound(f"there is no list {list_id!r} in this space")
+        raise NotFound(f"list {list_id!r} not found in this space")
     numbers = {info.list: no for info, no in line}
     contents: list[Content] = []
     for run in locate([info for info, _ in line], max(start, 0), stop):
@@ -300,7 +294,7 @@ def read_list(
 def _fetch_items(
     session: Session, space: int, objects: Objects, list_no: int, run: ListRange
 ) -> list[Content]:
-    items = read(session, list_no, run)
+    items = read_items(session, list_no, run)
     elsewhere = [item for item in items if isinstance(item, str)]
     if not elsewhere:
         return items  # pyright: ignore[reportReturnType] - none of them is an address
@@ -309,8 +303,8 @@ def _fetch_items(
 
 
 def refs(session: Session, space: int, names: Sequence[str]) -> dict[str, Ref]:
-    """The refs among these names that exist."""
-    if len(names) == 1:  # a head, as a rule: every load begins with it
+    """Return the refs among these names that exist."""
+    if len(names) == 1:  # mostly a head, which every load begins with
         rows: Iterable[Row] = session.rows(_ONE_REF, (space, names[0]))
     else:
         rows = rows_in_chunks(session, _SOME_REFS, (space,), names)
@@ -318,21 +312,21 @@ def refs(session: Session, space: int, names: Sequence[str]) -> dict[str, Ref]:
 
 
 def scan_refs(session: Session, space: int, prefix: str, after: str | None, limit: int) -> list[Ref]:
-    """Existing refs under a prefix, by name."""
+    """Return existing refs under a prefix, by name."""
     where, bounds = name_range("r.name", prefix, after)
     sql = f"{REF_SELECT} WHERE r.space = ? AND r.value IS NOT NULL{where} ORDER BY r.name LIMIT ?"
     return [ref_of(row) for row in session.rows(sql, (space, *bounds, check_limit(limit)))]
 
 
 def scan_scopes(session: Session, space: int, prefix: str, after: str | None, limit: int) -> list[str]:
-    """Scopes under a prefix, by name."""
+    """Return scopes under a prefix, by name."""
     where, bounds = name_range("name", prefix, after)
     sql = f"SELECT name FROM scope WHERE space = ?{where} ORDER BY name LIMIT ?"
     return [name for (name,) in session.rows(sql, (space, *bounds, check_limit(limit)))]
 
 
 def name_range(column: str, prefix: str, after: str | None) -> tuple[str, list[Any]]:
-    """The condition for names that start with ``prefix`` and come behind ``after``, as one index range."""
+    """Return the condition for names with a prefix that come after ``after``, as one index range."""
     where = ""
     bounds: list[Any] = []
     if prefix:
@@ -349,7 +343,7 @@ def name_range(column: str, prefix: str, after: str | None) -> tuple[str, list[A
 
 
 def _after_prefix(prefix: str) -> str | None:
-    """The smallest text behind all that start with ``prefix``, in code point order."""
+    """Return the smallest text after all that start with ``prefix``, in code point order."""
     for length in range(len(prefix), 0, -1):
         point = ord(prefix[length - 1]) + 1
         if point == _FIRST_SURROGATE:
@@ -360,7 +354,7 @@ def _after_prefix(prefix: str) -> str | None:
 
 
 def scan(session: Session, space: int, query: EventQuery, after: str | None, limit: int) -> Page:
-    """One page of the journal."""
+    """Return one page of the journal."""
     check_limit(limit)
     direction, compare = ("DESC", "<") if query.newest_first else ("ASC", ">")
     by_seq = query.order == "seq"
@@ -389,7 +383,7 @@ def scan(session: Session, space: int, query: EventQuery, after: str | None, lim
 
 
 def _brief_records(session: Session, scope: str, rest: str, given: Sequence[Any]) -> list[Record] | None:
-    """Records of one scope by what their rows say alone; ``None`` if one of them has its data elsewhere."""
+    """Return records of one scope from their rows alone; ``None`` if the data of one is not bytes."""
     rows = session.rows(_BRIEF_SELECT + rest, given)
     found = session.dictionary.expand_all([data for _, _, _, _, data in rows])
     if found is None:
@@ -406,9 +400,9 @@ def _brief_records(session: Session, scope: str, rest: str, given: Sequence[Any]
 
 
 def _of_thread(space: int, thread: str | None) -> Iterator[tuple[list[str], list[Any]]]:
-    """What finds the events of a thread: those that name it, and those whose scope does.
+    """Yield the conditions for the events of a thread: those that name it, and those whose scope does.
 
-    Two questions, because each has an index of its own.
+    They are two queries, because each has an index of its own.
     """
     if thread is None:
         yield [], []
@@ -453,27 +447,19 @@ def _conditions(space: int, query: EventQuery) -> tuple[list[str], list[Any]]:
 
 
 def body_part(key: int) -> tuple[int, int]:
-    """The commit number and part of a body's key."""
+    """Return the commit number and part in the key of a body."""
     return key >> BODY_PART_BITS, key & ((1 << BODY_PART_BITS) - 1)
 
 
-# -----------------------------------------------------------------------------------------------------------
-# List items that were read before: a conversation that is loaded again and again is fetched once.
-#
-# What lies at a position of a list never changes, and the number of a list is never given to another one, so
-# what is kept here cannot become untrue; an erasure empties it all the same, because erased bytes shall be
-# nowhere. Only whole lists go when room is needed, the one that was not asked for the longest first.
+CACHE_BYTES: Final = 16 * 1024 * 1024
+"""The most bytes of content that are cached."""
+
+_ITEM_OVERHEAD: Final = 200
+"""About what an item takes in addition to its content."""
 
 
-BUDGET: Final = 16 * 1024 * 1024
-"""How many bytes of content are kept at most."""
-
-_OVERHEAD: Final = 200
-"""About what an item takes beside its content."""
-
-
-class _Held:
-    """What is kept of one list."""
+class _CachedList:
+    """The cached items of one list."""
 
     __slots__ = ("contents", "size")
 
@@ -482,67 +468,71 @@ class _Held:
         self.size = 0
 
 
-class _Shelf:
-    """Lists by number, the one that was asked for last at the end."""
+class _Lists:
+    """Lists by number, the most recently used one at the end."""
 
     __slots__ = ("lists", "lock", "size")
 
     def __init__(self) -> None:
-        self.lists: dict[int, _Held] = {}
+        self.lists: dict[int, _CachedList] = {}
         self.size = 0
         self.lock = Lock()
 
 
 class ItemCache:
-    """Verified items by list and position.
+    """Verified list items, so that a conversation that is loaded again is not read again.
 
-    Whoever finds it busy goes without: it never makes anyone wait, not even in a child that was forked
-    while a thread of its parent was in here.
+    The item at a position never changes, and list numbers are never reused, so what is cached stays true. An
+    erasure clears the cache all the same, because erased bytes must be nowhere. When it is full, whole lists
+    are dropped, the least recently used first.
+
+    A caller that finds the cache locked goes without it. So it makes nobody wait, not even in a child that
+    was forked while another thread of its parent held the lock.
     """
 
     def __init__(self) -> None:
-        self._shelf = _Shelf()
+        self._cache = _Lists()
 
     @property
     def has_some(self) -> bool:
-        """Whether it is worth asking for anything."""
-        return bool(self._shelf.lists)
+        """Whether anything is cached."""
+        return bool(self._cache.lists)
 
     def found(self, list_no: int, start: int, stop: int) -> list[Content]:
-        """The items from ``start`` on, as far as they are here without a gap."""
-        shelf = self._shelf
-        if not shelf.lock.acquire(blocking=False):
+        """Return the items from ``start`` on, up to the first that is not cached."""
+        cache = self._cache
+        if not cache.lock.acquire(blocking=False):
             return []
         try:
-            held = shelf.lists.pop(list_no, None)
+            held = cache.lists.pop(list_no, None)
             if held is None:
                 return []
-            shelf.lists[list_no] = held
+            cache.lists[list_no] = held
             contents = held.contents
             try:
                 return [*map(contents.__getitem__, range(start, stop))]
             except KeyError as error:
                 return [contents[position] for position in range(start, error.args[0])]
         finally:
-            shelf.lock.release()
+            cache.lock.release()
 
     def keep(self, list_no: int, start: int, contents: Sequence[Content]) -> None:
-        """Keep items that were fetched, unless they alone would take half of the room."""
-        shelf = self._shelf
-        size = sum([len(content.data) for content in contents]) + _OVERHEAD * len(contents)
-        if size > BUDGET // 2 or not shelf.lock.acquire(blocking=False):
+        """Add items, unless they alone would take half of the room."""
+        cache = self._cache
+        size = sum([len(content.data) for content in contents]) + _ITEM_OVERHEAD * len(contents)
+        if size > CACHE_BYTES // 2 or not cache.lock.acquire(blocking=False):
             return
         try:
-            held = shelf.lists.pop(list_no, None) or _Held()
+            held = cache.lists.pop(list_no, None) or _CachedList()
             held.contents.update(enumerate(contents, start))
             held.size += size
-            shelf.lists[list_no] = held
-            shelf.size += size
-            while shelf.size > BUDGET:
-                shelf.size -= shelf.lists.pop(next(iter(shelf.lists))).size
+            cache.lists[list_no] = held
+            cache.size += size
+            while cache.size > CACHE_BYTES:
+                cache.size -= cache.lists.pop(next(iter(cache.lists))).size
         finally:
-            shelf.lock.release()
+            cache.lock.release()
 
     def clear(self) -> None:
-        """Forget everything."""
-        self._shelf = _Shelf()
+        """Drop everything."""
+        self._cache = _Lists()

@@ -1,6 +1,6 @@
-"""Totals read from the roll-ups, and the recount that they must equal.
+"""Totals from the roll-ups, and the recount that they must equal.
 
-A roll-up of a run has what stands for the run as its key (`kept`); everything else here names it.
+The roll-up of a run has the number of the run in its key (`stored_key`); everything else here uses its name.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ def sums(session: Session, space: int, query: SumQuery) -> list[Sum]:
     return order(groups, query)
 
 
-def kept(cell: RollupKey) -> RollupKey:
-    """A cell as its row has it."""
+def stored_key(cell: RollupKey) -> RollupKey:
+    """Return a key as its row has it."""
     return RollupKey(RUN, run_key(cell.key), *cell[2:]) if cell.grain == RUN else cell
 
 
 def _named(session: Session, space: int, rows: Sequence[Row], at: int) -> list[Row]:
-    """Rows with the names of runs where what stands for them was, at a column."""
+    """Return rows with the names of runs instead of their numbers in one column."""
     numbers = {row[at]: number_of_key(row[at]) for row in rows}
     sql = "SELECT no, name FROM run WHERE space = ? AND no IN (@)"
     names = dict(rows_in_chunks(session, sql, (space,), list(numbers.values())))  # pyright: ignore[reportArgumentType]
@@ -74,9 +74,9 @@ def _named(session: Session, space: int, rows: Sequence[Row], at: int) -> list[R
 
 
 def rebuild(database: Database, space: int) -> None:
-    """Count all events of a space anew and replace its roll-ups.
+    """Count all events of a space again and replace its roll-ups.
 
-    Runs in one write transaction: a total that is half old and half new would be wrong for everyone.
+    Runs in one write transaction, because a total that is half old and half new would be wrong.
     """
     with database.writing(space) as session:
         cells = recount(session, space)
@@ -86,7 +86,7 @@ def rebuild(database: Database, space: int) -> None:
 
 
 def recount(session: Session, space: int) -> dict[RollupKey, Measures]:
-    """The totals of all events, counted anew."""
+    """Return the totals of all events, counted again."""
     cells: dict[RollupKey, Measures] = {}
     after_seq = 0
     while rows := session.rows(
@@ -107,21 +107,12 @@ _ADD: Final = (
 
 
 def add_to_rollups(session: Session, space: int, cells: dict[RollupKey, Measures]) -> None:
-    """Add to the kept totals."""
+    """Add to the roll-ups."""
     rows = [
         (space, cell[0], run_key(cell[1]) if cell[0] == RUN else cell[1], *cell[2:], *measures)
         for cell, measures in cells.items()
     ]
     session.execute_many(_ADD, rows)
-
-
-# -----------------------------------------------------------------------------------------------------------
-# The recount: do the kept totals equal what the journal says?
-#
-# Events are counted page by page into cells of a scratch, because a space may have as many cells as events.
-# Writers go on meanwhile: each page of kept totals is compared in a transaction that first counts what came
-# since, so both sides are of the same moment. A difference may still come from an erasure in between; it is
-# reported only when the one cell, counted again in a transaction of its own, differs too.
 
 
 _KEY: Final = RollupKey._fields
@@ -136,7 +127,13 @@ _COUNT_IN: Final = (
 
 
 class Recount:
-    """The totals of a space, counted anew and compared with those that are kept."""
+    """The totals of a space, counted again and compared with the roll-ups.
+
+    Events are counted page by page into a spill file, because a space may have as many keys as events.
+    Writers continue meanwhile: each page of roll-ups is compared in a transaction that first counts what was
+    committed since, so both sides are of one moment. A difference may still come from a concurrent erasure.
+    So it is reported only if that one key, counted again in a transaction of its own, differs too.
+    """
 
     def __init__(self, database: Database, space: int, spill: SpillDatabase) -> None:
         self._database = database
@@ -158,7 +155,7 @@ class Recount:
             yield
 
     def problems(self) -> Iterator[list[Problem]]:
-        """Compare with the totals that are kept, a page at a time."""
+        """Compare with the roll-ups, a page at a time."""
         after: Row = ("",) * 2 + (-1,) + ("",) * 4
         while True:
             with self._database.reading() as session:
@@ -190,7 +187,7 @@ class Recount:
         )
         if rows:
             cells = deltas(record_of(row, session.dictionary).event for row in rows)
-            self._spill.many(_COUNT_IN, [(*kept(cell), *measures) for cell, measures in cells.items()])
+            self._spill.many(_COUNT_IN, [(*stored_key(cell), *measures) for cell, measures in cells.items()])
             self._seq = rows[-1][0]
             self.events += len(rows)
         return len(rows)
@@ -210,14 +207,14 @@ class Recount:
                 )
             there = _as_measures(rows[0]) if rows else _NONE
             if there != counted:
-                detail = f"kept are {_shown(there)}, a recount gives {_shown(counted)}; run reindex"
+                detail = f"the roll-up has {_shown(there)}, a recount gives {_shown(counted)}; run reindex"
                 found.append(
                     Problem(kind="derived", where=f"roll-up {'/'.join(map(str, cell))}", detail=detail)
                 )
         return found
 
     def _count_cell(self, session: Session, cell: RollupKey) -> Measures:
-        """One total, counted from the events that it is about."""
+        """Return one total, counted from its events."""
         condition, values = (" AND e.run = ?", [number_of_key(cell.key)]) if cell.grain == RUN else ("", [])
         total: dict[RollupKey, Measures] = {}
         after = 0
@@ -228,7 +225,7 @@ class Recount:
         ):
             after = rows[-1][0]
             counted = {
-                kept(each): sums
+                stored_key(each): sums
                 for each, sums in deltas(record_of(row, session.dictionary).event for row in rows).items()
             }
             merge(total, {cell: counted[cell]} if cell in counted else {})

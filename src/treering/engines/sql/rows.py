@@ -1,11 +1,10 @@
-"""How records lie in rows: the columns of the journal, and links as one text.
+"""How records are stored in rows: the columns of the journal, links as one text, composed keys.
 
-What a row says twice is written once. A body or a single link into the row's own commit leaves the commit's
-name out (``0.3``), a span that is called like its row is ``""``, and so is a thread that the scope names
-already; a parent leaves out what its name begins with like the row's. Older rows spell all of it, and both
-forms read the same. A run is a number that follows from its name, so nobody has to look it up to write it;
-the table ``run`` knows the names. Should two runs of a space ever have the same number (a million runs do
-with a chance of one to 37 million), the second one is refused.
+A row leaves out what it would repeat. A body or a single link into the row's own commit omits the name of the
+commit (``0.3``). A span with the id of its row is ``""``, and so is a thread that the scope names already. A
+parent omits the prefix that it shares with the row's id. A run is a number that follows from its name, so
+writing it needs no lookup; the table ``run`` has the names. If two runs of a space ever have the same number
+(for a million runs, a chance of one in 37 million), the second one is refused.
 """
 
 from __future__ import annotations
@@ -55,61 +54,61 @@ RUN: Final = (
     "INSERT INTO run (space, no, name) VALUES (?, ?, ?) "
     "ON CONFLICT (space, no) DO UPDATE SET name = NULL WHERE run.name <> excluded.name"
 )
-"""Takes in the name of a run; fails if another run has its number."""
+"""Inserts the name of a run; fails if another run has its number."""
 
 SAME: Final = ""
-"""Of a span: the row's id. Of a thread: the one that the scope is of."""
+"""As a span: the id of the row. As a thread: the one that the scope belongs to."""
 
 SAME_HEAD: Final = "\x1f"
-"""What a parent begins with that is called like the row up to the first dot."""
+"""Stands for the prefix that a parent shares with the row's id, up to the first dot."""
 
 _NO_USAGE: Final = (None,) * 6
 
 
 def join_links(links: Sequence[Address]) -> str | None:
-    """Addresses as one text; ids hold no control characters, so a line break separates them."""
+    """Return addresses as one text, separated by line breaks, which ids do not contain."""
     return "\n".join(links) if links else None
 
 
 def split_links(text: Any) -> tuple[Address, ...]:
-    """The addresses of `join_links`."""
+    """Return the addresses in a text of `join_links`."""
     if not text:
         return ()
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - in a damaged database
-        raise Corrupt(f"the links of a row are no text but {text[:80]!r}; run verify, then restore a backup")
+        raise Corrupt(f"the links of a row are not text but {text[:80]!r}; run verify, then restore a backup")
     return tuple(map(Address, text.split("\n")))
 
 
 def frame_of(value: Any, where: str) -> bytes:
-    """The bytes in a column: in a damaged database, anything may stand there."""
+    """Return the bytes in a column; in a damaged database it may hold anything."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, memoryview):
         return cast("memoryview[int]", value).tobytes()
-    raise Corrupt(f"{where}: its row holds no bytes; restore it from a backup or a copy")
+    raise Corrupt(f"{where}: its row does not hold bytes; restore it from a backup or a copy")
 
 
 def kind_of(number: Any, where: str) -> Kind:
-    """The kind of content in a column."""
+    """Return the kind of content that a column names."""
     if isinstance(number, int) and 0 <= number < len(KINDS):
         return KINDS[number]
-    raise Corrupt(f"{where}: there is no kind {number!r} of content; restore it from a backup or a copy")
+    raise Corrupt(f"{where}: {number!r} is not a kind of content; restore it from a backup or a copy")
 
 
 @lru_cache(maxsize=4096)
 def run_number(run: str) -> int:
-    """What stands for a run in rows of the journal."""
+    """Return the number of a run, as rows of the journal have it."""
     return int.from_bytes(blake2b(run.encode(), digest_size=8).digest(), "big", signed=True)
 
 
 @lru_cache(maxsize=4096)
 def run_key(run: str) -> str:
-    """What stands for a run in the roll-ups: its number in eleven characters."""
+    """Return the key of a run in roll-ups: its number in eleven characters."""
     return urlsafe_b64encode(run_number(run).to_bytes(8, "big", signed=True))[:11].decode()
 
 
 def number_of_key(key: str) -> int:
-    """The number in `run_key`; 0 where a damaged row has none."""
+    """Return the number in a `run_key`; 0 if a damaged row has none."""
     try:
         return int.from_bytes(urlsafe_b64decode(key + "=")[:8], "big", signed=True)
     except ValueError:
@@ -117,16 +116,16 @@ def number_of_key(key: str) -> int:
 
 
 def run_rows(space: int, runs: Iterable[str | None]) -> list[tuple[int, int, str]]:
-    """Rows for `RUN`: what stands for each of these runs."""
+    """Return the rows for `RUN` with the names of these runs."""
     return [(space, run_number(run), run) for run in dict.fromkeys(runs) if run is not None]
 
 
 def event_row(
     event: Event, *, space: int, scope: int, seq: int, commit_no: int, own_slots: str, dictionary: Dictionary
 ) -> tuple[Any, ...]:
-    """The row of an event, in the order of `EVENT_COLUMNS`.
+    """Return the row of an event, in the order of `EVENT_COLUMNS`.
 
-    ``own_slots`` is what the addresses of this commit's slots start with.
+    ``own_slots`` is the prefix of the addresses of this commit's slots.
     """
     usage = event.usage
     body = event.body
@@ -158,7 +157,7 @@ def event_row(
 
 
 def record_of(row: tuple[Any, ...], dictionary: Dictionary) -> Record:
-    """A record out of a row of `RECORD_SELECT`."""
+    """Return the record in a row of `RECORD_SELECT`."""
     (
         seq, batch, committed_at_us, event_id, kind, ts_us, scope, run, span, parent, thread, agent, name,
         model, role, status, input_, cache_read, cache_write, cache_write_1h, output, reasoning, cost_nanos,
@@ -167,7 +166,7 @@ def record_of(row: tuple[Any, ...], dictionary: Dictionary) -> Record:
     usage = None
     if input_ is not None:
         if None in (cache_read, cache_write, cache_write_1h, output, reasoning):
-            raise Corrupt(f"event {event_id!r} has counted only some of its tokens; run verify")
+            raise Corrupt(f"event {event_id!r} has only some of its token counts; run verify")
         usage = Usage(
             input=input_,
             cache_read=cache_read,
@@ -216,12 +215,12 @@ def _event_links(batch: str, links: Any) -> tuple[Address, ...]:
 
 
 def is_short(address: Any) -> TypeGuard[str]:
-    """Whether an event's body or link leaves out the name of its own commit."""
+    """Whether an event's body or link omits the name of its own commit."""
     return isinstance(address, str) and address[:1].isdecimal()
 
 
 def full_body(batch: str, body: str | None) -> Address | None:
-    """The whole address of a body that may be kept in short form."""
+    """Return the full address of a body that may be stored in short form."""
     if body is None:
         return None
     try:
@@ -234,7 +233,7 @@ def full_body(batch: str, body: str | None) -> Address | None:
 
 
 def ref_of(row: tuple[Any, ...]) -> Ref:
-    """A ref out of a row of `REF_SELECT` (a deleted one has an empty value)."""
+    """Return the ref in a row of `REF_SELECT` (a deleted one has an empty value)."""
     name, scope, version, value, links, seq, changed_at_us = row
     return Ref(
         name=name,
@@ -247,9 +246,7 @@ def ref_of(row: tuple[Any, ...]) -> Ref:
     )
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Composed integer keys: a commit's bodies and a list's items each lie in one range of a primary key.
-
+# Composed integer keys: the bodies of a commit and the items of a list are each one range of a primary key.
 
 BODY_PART_BITS: Final = 16
 """A commit has at most 65,536 bodies (erasure scopes)."""
@@ -261,10 +258,10 @@ ITEM_POSITION_MASK: Final = (1 << ITEM_POSITION_BITS) - 1
 
 
 def body_key(commit_no: int, part: int) -> int:
-    """The key of a commit's ``part``-th body."""
+    """Return the key of a commit's ``part``-th body."""
     return commit_no << BODY_PART_BITS | part
 
 
 def item_key(list_no: int, position: int) -> int:
-    """The key of the item at ``position`` of a list."""
+    """Return the key of the item at ``position`` of a list."""
     return list_no << ITEM_POSITION_BITS | position

@@ -1,8 +1,7 @@
 """A session: the few things that the shared statements ask of a database driver.
 
-Statements are written once, with ``?`` for parameters and in the SQL that SQLite (3.35 or later) and
-PostgreSQL have in common. A driver runs them inside a transaction that it opened, and translates its
-own errors into `treering.errors` before they get here.
+Statements are written once, with ``?`` for parameters, in the SQL that SQLite (3.35 or later) and PostgreSQL
+have in common. A driver runs them inside a transaction, and translates its own errors into `treering.errors`.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ Dialect = Literal["sqlite", "postgresql"]
 Row = tuple[Any, ...]
 
 IN_LIMIT: Final = 512
-"""How many values one statement compares with at most."""
+"""The most values that one statement compares with."""
 
 
 RECEIPTS: Final = """\
 SELECT batch, first_seq, last_seq, committed_at_us, receipt FROM commits
 WHERE space = ? AND batch IN (@)"""
-"""What a repeated batch is answered from."""
+"""The receipts of batches that are committed already."""
 
 
 _INSERT: Final = re.compile(
@@ -37,14 +36,14 @@ _INSERT: Final = re.compile(
 
 
 class Executor(Protocol):
-    """Where statements go whose outcome nobody waits for."""
+    """Runs statements whose result nobody waits for."""
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> None:
-        """Run a statement: an error shows at the end of the transaction."""
+        """Run a statement; an error may surface only at the end of the transaction."""
         ...
 
     def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Run a statement once for each row, in the same way; no two rows may stand for the same key."""
+        """Run a statement once for each row, likewise; no two rows may have the same key."""
         ...
 
 
@@ -57,41 +56,41 @@ class Session(Executor, Protocol):
         ...
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
-        """All rows of a query; also of a statement with RETURNING."""
+        """Return all rows of a query, or of a statement with RETURNING."""
         ...
 
     def run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
-        """Run a statement; how many rows it changed."""
+        """Run a statement; return how many rows it changed."""
         ...
 
     def run_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
-        """Run a statement once for each row; how many rows were changed in all."""
+        """Run a statement once for each row; return how many rows were changed in all."""
         ...
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> Iterable[Row]:
-        """The rows of a query, to be looked at before anything is written.
+        """Return the rows of a query, to be iterated over before anything is written.
 
-        Over a network, questions that are asked before any answer is looked at travel together.
+        Over a network, queries made before any of their rows is looked at share a round trip.
         """
         ...
 
     def lock(self, space: int, batches: Sequence[str] = ()) -> tuple[Iterable[Row], Iterable[Row]]:
-        """Let no other commit to this space run until the transaction ends.
+        """Lock a space against other commits until the transaction ends.
 
-        Asks for its counters (``seq``, ``committed_at_us``, ``scopes_dropped``), and for the rows of those
-        of these batches that are committed already (see `RECEIPTS`).
+        Returns its counters (``seq``, ``committed_at_us``, ``scopes_dropped``), and the `RECEIPTS` of those
+        batches that are committed already.
         """
         ...
 
     def numbers(self, table: str, count: int) -> list[int]:
-        """Fresh numbers for new rows of a table whose key is ``no``."""
+        """Return numbers for new rows of a table whose key is ``no``."""
         ...
 
 
 def rows_in_chunks(session: Session, sql: str, before: Sequence[Any], values: Sequence[Any]) -> Iterator[Row]:
-    """Rows of a query with ``IN (@)``, however many values there are.
+    """Yield the rows of a query with ``IN (@)``, for any number of values.
 
-    The value list is filled up to a power of two, so that few distinct statements have to be prepared.
+    The value list is padded to a power of two, so that few distinct statements have to be prepared.
     """
     for statement, parameters in _chunks(sql, before, values):
         yield from session.rows(statement, parameters)
@@ -100,7 +99,7 @@ def rows_in_chunks(session: Session, sql: str, before: Sequence[Any], values: Se
 def query_in_chunks(
     session: Session, sql: str, before: Sequence[Any], values: Sequence[Any]
 ) -> Iterable[Row]:
-    """The same by `Session.query`: the questions are under way when this returns."""
+    """Do the same with `Session.query`: all queries are made when this returns."""
     if len(values) == 1:
         return session.query(sql.replace("@", "?"), (*before, *values))
     return chain.from_iterable([session.query(*each) for each in _chunks(sql, before, values)])
@@ -116,9 +115,9 @@ def _chunks(sql: str, before: Sequence[Any], values: Sequence[Any]) -> Iterator[
 
 @lru_cache(maxsize=1024)
 def for_rows(sql: str, rows: int, *, distinct: bool) -> str | None:
-    """The same INSERT for ``rows`` rows in one statement; ``None`` where that would mean something else.
+    """Return an INSERT for ``rows`` rows in one statement; ``None`` if that has another meaning.
 
-    ``DO UPDATE`` may not touch a row twice in one statement, so rows have to be ``distinct`` for it.
+    ``DO UPDATE`` may not change a row twice in one statement, so rows have to be ``distinct`` for it.
     """
     found = _INSERT.fullmatch(sql)
     if found is None or "?" in found["tail"] or ("DO UPDATE" in found["tail"] and not distinct):
@@ -127,11 +126,11 @@ def for_rows(sql: str, rows: int, *, distinct: bool) -> str | None:
 
 
 class Database(Protocol):
-    """Where sessions come from: what `SqlEngine` and the caretakers ask of an engine's driver."""
+    """Where sessions come from: what `SqlEngine` and its modules ask of a driver."""
 
     @property
     def dialect(self) -> Dialect:
-        """Which database this is, for the few statements that differ."""
+        """Which database it is, for the few statements that differ."""
         ...
 
     @property
@@ -140,24 +139,24 @@ class Database(Protocol):
         ...
 
     def reading(self) -> AbstractContextManager[Session]:
-        """A short read transaction, one consistent moment. Never held across user code."""
+        """A short read transaction, which sees one moment. Never held across user code."""
         ...
 
     def single_query(self) -> AbstractContextManager[Session]:
-        """The same for a single question, which costs less where each is of one moment anyway."""
+        """A session for one query, which is cheaper, because one query sees one moment anyway."""
         ...
 
     def writing(self, space: int | None = None) -> AbstractContextManager[Session]:
         """A write transaction, committed on leaving and rolled back on an exception.
 
-        With a space, its row is locked first: no commit of that space runs beside it.
+        With a space, its row is locked first, so no commit to that space runs concurrently.
         """
         ...
 
     def reclaim_space(self, *, secure: bool) -> None:
-        """After a removal: give free space back; when ``secure``, leave no deleted byte in any file."""
+        """Return free space after a removal; when ``secure``, leave no deleted byte in any file."""
         ...
 
     def now_us(self) -> int:
-        """The database's clock, which leases and grace times go by."""
+        """Return the time by the database's clock, which leases and grace periods use."""
         ...

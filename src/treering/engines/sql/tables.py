@@ -1,15 +1,14 @@
 """The physical tables, defined once for SQLite and PostgreSQL.
 
-Alembic's migrations and the SQL of a fresh store (`engines/sql/*.sql`) are generated from here; nothing
-imports this module to read or write data. Three habits: ``space`` leads every key that is not a plain
-number, so that one tenant's rows are one range; spaces, scopes and runs are interned as numbers, so that they
-cost a few bytes a row (a run's number follows from its name, see `relational.rows`); and two keys are
-composed (`BODY_PART_BITS`, `ITEM_POSITION_BITS`), so that the bodies of a commit and the items of a list are
-each one range of a plain integer primary key.
+Alembic's migrations and the SQL of a new store (`engines/sql/*.sql`) are generated from here; nothing imports
+this module to read or write data. Three rules: ``space`` leads every key that is not a plain number, so that
+the rows of one tenant are one range; spaces, scopes and runs are numbers, so that they cost a few bytes per
+row; and two keys are composed (`BODY_PART_BITS`, `ITEM_POSITION_BITS`), so that the bodies of a commit and
+the items of a list are each one range of an integer primary key.
 
-A number that other rows hold is never given twice. PostgreSQL's identity columns see to that; in SQLite
-the rarely filled tables are ``AUTOINCREMENT``, and of ``commits`` (filled by every commit, where that would
-cost a page write each) the row with the greatest number is never deleted. See docs/decisions/0002-schema.md.
+A number that other rows hold is never reused. PostgreSQL's identity columns guarantee that. In SQLite the
+rarely written tables are ``AUTOINCREMENT``; of ``commits``, where that would cost a page write per commit,
+the row with the highest number is never deleted. See docs/decisions/0002-schema.md.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ SQLITE_STATISTICS: Final = (
     ("event", "event_scope", "1000000 200 100 1"),
     ("event", "event_thread", "1000000 200000 200 100 1"),
 )
-"""What SQLite's planner shall think of the journal: table, index, rows in all and for each prefix of the key.
+"""Statistics of the journal for SQLite's planner: table, index, rows in all and for each prefix of the key.
 
-Without it SQLite takes a space for a handful of rows, and walks the whole journal of one where a run or a
-thread has an index of its own.
+Without them SQLite assumes that a space has a handful of rows, and scans the whole journal of a space instead
+of using the index of runs or threads.
 """
 
 metadata: Final = MetaData(naming_convention={"uq": "%(table_name)s_%(column_0_N_name)s_key"})
@@ -194,7 +193,7 @@ Index(
     event.c.thread,
     event.c.kind,
     event.c.seq,
-    sqlite_where=sql("thread > ''"),  # a thread that the row's scope names is found by that
+    sqlite_where=sql("thread > ''"),  # other rows are found by their scope
     postgresql_where=sql("thread > ''"),
 )
 
@@ -348,8 +347,8 @@ text = Table(
     Index("text_scope", "scope"),
 )
 
-# What is derived from `text`. SQLite has an FTS5 table ``fts_<collection>`` per collection instead, made when
-# the collection is. The lexemes (words or three-letter pieces) are cut by our own code: no extension needed.
+# Derived from `text`. SQLite has an FTS5 table ``fts_<collection>`` per collection instead, created with the
+# collection. The lexemes (stems or trigrams) come from our own code, so no extension is needed.
 fts = Table(
     "fts",
     own_metadata["postgresql"],
@@ -361,7 +360,7 @@ fts = Table(
     Index("fts_namespace", "collection", "namespace"),
 )
 
-# Commits that were not brought into the tables above yet (see `sqlite.fresh`).
+# The commit log: pending commits, which are not in the tables above yet (see `sqlite.commit_log`).
 fresh = Table(
     "fresh",
     own_metadata["sqlite"],

@@ -31,7 +31,7 @@ from treering.engines.sql.gc.mark import PAGE, Mark, Walk, slot_key
 from treering.engines.sql.gc.sweep import SLICE, DeletionLog, drop_unused_runs, drop_unused_scopes
 from treering.engines.sql.objects import ORPHAN_SECONDS
 from treering.engines.sql.read import body_part
-from treering.engines.sql.rollups import kept
+from treering.engines.sql.rollups import stored_key
 from treering.engines.sql.rows import RECORD_SELECT, record_of
 from treering.engines.sql.session import rows_in_chunks
 from treering.engines.sql.spill import SpillDatabase, SpillSet
@@ -231,7 +231,7 @@ class RowDeletion:
         return len(records)
 
     def _subtract(self, session: Session, events: list[Event]) -> None:
-        cells = {kept(cell): measures for cell, measures in deltas(events).items()}
+        cells = {stored_key(cell): measures for cell, measures in deltas(events).items()}
         session.run_many(_SUBTRACT, [(*measures, self._space, *cell) for cell, measures in cells.items()])
         session.run_many(_DROP_EMPTY, [(self._space, *cell) for cell in cells])
 

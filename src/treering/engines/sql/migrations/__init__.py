@@ -1,1 +1,1 @@
-"""Alembic's environment: how a store of an older version comes to this one."""
+"""Alembic's environment: upgrades of stores of older versions."""

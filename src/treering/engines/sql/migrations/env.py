@@ -1,7 +1,8 @@
 """What Alembic runs for every command; see `treering.engines.sql.migrations.upgrade`.
 
-A program hands over its connection. The command line (``alembic upgrade head`` in a checkout) takes the store
-from ``-x url=...``, else from ``TREERING_URL``, else the folder ``.treering`` where it stands.
+A program passes its connection. The command line (``alembic upgrade head`` in a checkout) takes the store
+from ``-x url=...``, otherwise from ``TREERING_URL``, otherwise the folder ``.treering`` in the current
+directory.
 """
 
 import os
@@ -14,7 +15,9 @@ from treering.engines.sql.migrations.upgrade import connect, locked, options
 from treering.errors import Unsupported
 
 if context.is_offline_mode():
-    raise Unsupported("--sql is not offered: migrations look at the store. engines/sql has a fresh one's SQL")
+    raise Unsupported(
+        "--sql is not supported, because migrations read the store. The SQL of a new store is in engines/sql"
+    )
 if context.config.config_file_name is not None:
     fileConfig(context.config.config_file_name, disable_existing_loggers=False)
 

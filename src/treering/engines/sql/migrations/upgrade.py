@@ -1,8 +1,8 @@
 """Run the migrations on a database, from a program or from Alembic's command line.
 
-Both ways run `env.py`, which puts `locked` around all steps: one transaction, and the lock that every opener
-of a store takes (`engines.schema`), before Alembic even reads the version. So a second upgrader finds nothing
-left to do, and a crash at any moment leaves the version from before.
+Both run `env.py`, which puts `locked` around all steps: one transaction, and the lock that every opener of a
+store takes (`engines.sql.schema`), before Alembic even reads the version. So a second upgrade finds
+nothing to do, and a crash at any moment leaves the previous version.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ VERSION_FOLDERS: Final = (_HERE / "versions",)
 
 
 def upgrade(target: Connection | str | Path, *, revision: str = "head") -> None:
-    """Bring a database to a revision: all steps, or none.
+    """Upgrade a database to a revision: all steps, or none.
 
-    ``target`` is an open connection of SQLAlchemy, or where the store is, as `connect` takes it. What the
-    driver raises comes through as it is.
+    ``target`` is an open SQLAlchemy connection, or the location of the store, as `connect` takes it. Errors
+    of the driver are raised as they are.
     """
     config = Config()
     config.set_main_option("script_location", _escaped(_HERE))
@@ -60,7 +60,7 @@ def upgrade(target: Connection | str | Path, *, revision: str = "head") -> None:
 def connect(location: str | Path) -> Generator[Connection]:
     """Open the database of a store: a folder, ``sqlite:///folder``, ``postgresql://...``, or the file itself.
 
-    A folder that is not there yet is made, with an empty database.
+    A missing folder is created, with an empty database.
     """
     scheme, separator, rest = str(location).partition("://")
     if not separator:
@@ -79,7 +79,7 @@ def connect(location: str | Path) -> Generator[Connection]:
 
 @contextmanager
 def locked(connection: Connection) -> Generator[None]:
-    """One transaction that has the tables for itself; a database of someone else is refused."""
+    """One transaction with exclusive access to the tables; a foreign database is refused."""
     with nullcontext() if connection.in_transaction() else connection.begin():
         raw: Any = connection.connection.driver_connection
         if not isinstance(raw, sqlite3.Connection):
@@ -87,7 +87,7 @@ def locked(connection: Connection) -> Generator[None]:
             read_info(raw, "postgresql")
         else:
             if not raw.in_transaction:
-                # The sqlite3 module begins nothing by itself before DDL.
+                # The sqlite3 module does not begin a transaction before DDL.
                 raw.execute("BEGIN IMMEDIATE")
             read_info(raw, "sqlite")
         yield
@@ -95,10 +95,10 @@ def locked(connection: Connection) -> Generator[None]:
 
 
 def options(dialect: str) -> dict[str, Any]:
-    """How Alembic compares and writes migrations here."""
+    """Return how Alembic compares and writes migrations here."""
 
     def include_name(name: str | None, kind: str, _parents: object) -> bool:
-        # FTS5 tables come and go with their collections, each with four more behind it.
+        # FTS5 tables belong to collections, and have four shadow tables each.
         return not (kind == "table" and dialect == "sqlite" and (name or "").startswith("fts_"))
 
     return {
@@ -116,7 +116,7 @@ def _after_step(**_: object) -> None:
 
 
 def _number_revision(context: MigrationContext, _heads: object, directives: list[MigrationScript]) -> None:
-    """Count revisions up, so that their order is their name: 0001, 0002, ..."""
+    """Number revisions, so that their names show their order: 0001, 0002, ..."""
     if directives and context.config is not None:
         head = ScriptDirectory.from_config(context.config).get_current_head()
         directives[0].rev_id = f"{int(head or 0) + 1:04d}"
@@ -129,7 +129,7 @@ def _sqlite(path: Path) -> Engine:
     def create() -> sqlite3.Connection:
         file.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(file, timeout=LOCK_SECONDS)
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts only before the first table
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # has an effect only before the first table
         return connection
 
     return create_engine("sqlite://", creator=create, poolclass=NullPool)
