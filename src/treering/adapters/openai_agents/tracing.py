@@ -164,7 +164,7 @@ class TreeringTracingProcessor(TracingProcessor, Closing):
         input_ = getattr(data, "input", None)
         if input_ and span.trace_id not in self._asked:
             self._asked.add(span.trace_id)
-            asked = _last_said(input_)
+            asked = _last_message(input_)
             if asked is not None:
                 made.message("user", asked, ts_us=_time_us(span.started_at))
         output: Any = getattr(data, "output", None)
@@ -175,25 +175,25 @@ class TreeringTracingProcessor(TracingProcessor, Closing):
             made.message("assistant", output, model=model, usage=usage, ts_us=_time_us(span.ended_at))
 
 
-def _usage_of(usage: Mapping[str, Any] | None) -> Usage | None:
+def _usage_of(reported: Mapping[str, Any] | None) -> Usage | None:
     """Return tokens by disjoint class: the SDK's input tokens include cached ones."""
-    if not usage:
+    if not reported:
         return None
-    given = cast("dict[str, Any]", usage.get("input_tokens_details") or {})
-    made = cast("dict[str, Any]", usage.get("output_tokens_details") or {})
-    whole = usage.get("input_tokens") or usage.get("prompt_tokens") or 0
+    given = cast("dict[str, Any]", reported.get("input_tokens_details") or {})
+    made = cast("dict[str, Any]", reported.get("output_tokens_details") or {})
+    whole = reported.get("input_tokens") or reported.get("prompt_tokens") or 0
     cached, written = given.get("cached_tokens") or 0, given.get("cache_write_tokens") or 0
-    usage = Usage(
+    tokens = Usage(
         input=max(whole - cached - written, 0),
         cache_read=cached,
         cache_write=written,
-        output=usage.get("output_tokens") or usage.get("completion_tokens") or 0,
+        output=reported.get("output_tokens") or reported.get("completion_tokens") or 0,
         reasoning=made.get("reasoning_tokens") or 0,
     )
-    return usage if usage.total else None
+    return tokens if tokens.total else None
 
 
-def _last_said(given: Any) -> Any:
+def _last_message(given: Any) -> Any:
     if isinstance(given, str):
         return given
     items = cast("list[Any]", given) if isinstance(given, list) else []
