@@ -16,8 +16,8 @@ object on the *same* storage each time it is called within a test, as another pr
         def make_engine(self, tmp_path):
             return lambda: MyEngine(tmp_path)
 
-        @pytest.fixture def storage(self, tmp_path):  # only if the bytes are in a folder: the suite looks for
-        erased ones there
+        @pytest.fixture
+        def storage(self, tmp_path):  # for bytes in a folder: the suite searches it for erased ones
             return tmp_path
 
 
