@@ -173,7 +173,7 @@ def test_an_empty_store_says_what_to_do(page, tmp_path):
             "memory": "No documents yet",
             "schedules": "No scheduled tasks",
             "cost": "No usage",
-            "store": "Content",
+            "store": "Integrity",
         }.items():
             page.goto(f"{url}/ui/#/{fragment}")
             page.get_by_text(words).wait_for()

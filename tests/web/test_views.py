@@ -28,7 +28,7 @@ VIEWS = {
     "memory-edit": ("#/memory/alice%2Ftone?tab=edit", "Load into every context"),
     "cost": ("#/cost?days=all", "By model"),
     "schedules": ("#/schedules", "Summarise the night"),
-    "store": ("#/store", "Content"),
+    "store": ("#/store", "Integrity"),
     "nowhere": ("#/attic", "Page not found"),
 }
 
