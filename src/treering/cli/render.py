@@ -20,14 +20,14 @@ _LINE: Final = 72
 
 
 def as_json(value: Any) -> str:
-    """A stored value as one line of JSON, without loss (see `treering.core.encoding`)."""
+    """Return a stored value as one line of JSON, without loss (see `treering.core.encoding`)."""
     from treering.core.encoding import encode_json
 
     return encode_json(value, keep_order=True).decode()
 
 
 def raw(value: Any) -> Any:
-    """A stored value for a place inside printed JSON."""
+    """Return a stored value for use inside printed JSON."""
     import msgspec
 
     from treering.core.encoding import encode_json
@@ -36,7 +36,7 @@ def raw(value: Any) -> Any:
 
 
 def pasteable(verb: str, thread: ThreadInfo, *words: str) -> str:
-    """A command about a thread, for a shell."""
+    """Return a command for a thread, quoted for a shell."""
     import shlex
 
     whose = ("--user-namespace", thread.namespace) if thread.namespace else ()
@@ -44,7 +44,7 @@ def pasteable(verb: str, thread: ThreadInfo, *words: str) -> str:
 
 
 def speaker(message: Any) -> str:
-    """Who a message is from."""
+    """Return who wrote a message."""
     if isinstance(message, dict):
         told = cast("dict[str, Any]", message)
         for key in ("role", "type", "kind"):
@@ -54,7 +54,7 @@ def speaker(message: Any) -> str:
 
 
 def words(message: Any) -> str:
-    """What a message says, with its tool calls."""
+    """Return the text of a message, with its tool calls."""
     if isinstance(message, str):
         return clean(message)
     if not isinstance(message, dict):
@@ -68,18 +68,18 @@ def words(message: Any) -> str:
 
 
 def one_line(text: str, limit: int = _LINE) -> str:
-    """The beginning of a text, on one line."""
+    """Return the beginning of a text, on one line."""
     flat = " ".join(text.split())
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
 def when(iso: str) -> str:
-    """A time for people, to the second, in UTC."""
+    """Format a time for people, to the second, in UTC."""
     return iso[:19].replace("T", " ")
 
 
 def short_ids(ids: Iterable[str], shortest: int) -> dict[str, str]:
-    """The beginning of each id that tells it from the others, at least ``shortest`` characters of it."""
+    """Return the shortest unique prefix of each id, at least ``shortest`` characters."""
     ordered = sorted(set(ids))
     cut: dict[str, str] = {}
     for index, each in enumerate(ordered):
@@ -90,7 +90,7 @@ def short_ids(ids: Iterable[str], shortest: int) -> dict[str, str]:
 
 
 def summary(checkpoint: CheckpointRecord) -> dict[str, Any]:
-    """A checkpoint without its content, for JSON."""
+    """Return a checkpoint without its content, for JSON."""
     return {
         "id": checkpoint.id,
         "thread_id": checkpoint.thread,
@@ -108,7 +108,7 @@ def summary(checkpoint: CheckpointRecord) -> dict[str, Any]:
 
 
 def message_count(checkpoint: CheckpointRecord) -> int:
-    """How many messages the conversation has at this moment."""
+    """Return how many messages the conversation has at a checkpoint."""
     from treering.threads.checkpoint_record import MESSAGES
 
     stretch = checkpoint.lists.get(MESSAGES)

@@ -81,7 +81,7 @@ def checkpoint_lines(checkpoint: Checkpoint, messages: list[Any], state: dict[st
 
 
 def difference_lines(told: Difference) -> Iterator[str]:
-    """What differs between two checkpoints."""
+    """The differences between two checkpoints."""
     yield f"{told.before} -> {told.after}, {told.common} messages in common"
     for index, message in told.removed:
         yield from _coloured("red", _said("-", index, message))
@@ -126,7 +126,7 @@ _DAMAGED: Final = 5
 
 
 def add_to(app: typer.Typer) -> None:
-    """Put the commands under the main one."""
+    """Register the commands."""
     for command in (threads, log, show_checkpoint, diff, fork, rewind, resume, delete):
         app.command("show" if command is show_checkpoint else None)(command)
 
@@ -136,10 +136,12 @@ def threads(
     *,
     place: StorePlace,
     user_namespace: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only the threads of this user [everyone's].")
+        str | None, typer.Option(metavar="NAME", help="Show only the threads of this namespace [all].")
     ] = None,
-    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only ids that begin like this.")] = "",
-    limit: Annotated[int, typer.Option(metavar="N", min=0, help="How many, newest first; 0 for all.")] = 50,
+    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Show only ids with this prefix.")] = "",
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Maximum number of threads, newest first; 0 for all.")
+    ] = 50,
     as_json: JsonOption = False,
 ) -> None:
     """List threads, newest first."""
@@ -188,12 +190,12 @@ def log(
     user_namespace: UserNamespaceOption = "",
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="The newest N checkpoints; 0 for all.")] = 50,
     before: Annotated[
-        str | None, typer.Option(metavar="CHECKPOINT", help="Only checkpoints older than this one.")
+        str | None, typer.Option(metavar="CHECKPOINT", help="Show only checkpoints older than this one.")
     ] = None,
-    forks: Annotated[bool, typer.Option("--forks/--no-forks", help="Look for threads forked off.")] = True,
+    forks: Annotated[bool, typer.Option("--forks/--no-forks", help="Show forks.")] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Draw how a thread grew, with rewinds and forks."""
+    """Show the checkpoints of a thread, with rewinds and forks."""
     from treering.threads.tree import read_tree
 
     with place.existing() as opened:
@@ -249,7 +251,7 @@ def show_checkpoint(
 @takes_store
 def diff(
     before: Annotated[str, typer.Argument(metavar="BEFORE", help=_CHECKPOINT)],
-    after: Annotated[str, typer.Argument(metavar="AFTER", help="Likewise.")],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="The other one.")],
     *,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
@@ -301,7 +303,7 @@ def fork(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Begin a new thread at a checkpoint of another one."""
+    """Start a new thread at a checkpoint of another."""
     with place.existing() as opened:
         finder = _finder(opened, user_namespace)
         origin = finder.thread(thread)
@@ -319,16 +321,16 @@ def rewind(
     *,
     files: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Bring the files of then back into this folder, too."),
+        typer.Option(metavar="FOLDER", help="Also restore its files into this folder."),
     ] = None,
     delete: Annotated[
-        bool, typer.Option("--delete", help="With --files: remove what was not there then.")
+        bool, typer.Option("--delete", help="With --files: delete files that it does not have.")
     ] = False,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Move a thread's head back; nothing is lost."""
+    """Move the head of a thread back. Later checkpoints stay stored."""
     from treering.threads.tree import left_behind
 
     with place.existing() as opened:
@@ -373,13 +375,13 @@ def resume(
         str | None, typer.Option(metavar="JSON", help="With edit: the new value, or - for stdin.")
     ] = None,
     interrupt: Annotated[
-        str | None, typer.Option(metavar="ID", help="Only if this is what the thread waits for.")
+        str | None, typer.Option(metavar="ID", help="Fail unless this is the pending interrupt.")
     ] = None,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Answer what a thread waits for."""
+    """Answer the pending interrupt of a thread."""
     given = None if value is None else _value(sys.stdin.read() if value == "-" else value)
     with place.existing() as opened:
         info = _finder(opened, user_namespace).thread(thread)
@@ -394,13 +396,15 @@ def resume(
 def delete(
     thread: ThreadArgument,
     *,
-    cascade: Annotated[bool, typer.Option("--cascade", help="Take forks along that share its past.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    cascade: Annotated[
+        bool, typer.Option("--cascade", help="Also delete forks that share its past.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Remove a thread and its checkpoints."""
+    """Delete a thread and its checkpoints."""
     with place.existing() as opened:
         info = _finder(opened, user_namespace).thread(thread)
         if sys.stdin.isatty() and not yes:
@@ -410,7 +414,7 @@ def delete(
 
 
 def _head_of(opened: Store, thread: ThreadInfo) -> CheckpointRecord | None:
-    """The newest checkpoint of a listed thread; ``None`` if it is damaged, so that the others still show."""
+    """Return the newest checkpoint of a thread; ``None`` if it is damaged, so others are still shown."""
     from treering.errors import Corrupt, NotFound
     from treering.threads.history import Journal
 
@@ -471,7 +475,7 @@ def _value(text: str) -> Any:
 
 _SHORTEST: Final = 18
 _PIPE_WIDTH: Final = 10_000
-"""Whoever reads from a pipe gets whole lines."""
+"""A reader of a pipe gets whole lines."""
 
 
 def draw(store: Store, growth: ThreadTree) -> None:
@@ -514,7 +518,7 @@ class _Drawing:
     def _grow(
         self, trunk: Tree, first: CheckpointRecord, waiting: list[tuple[Tree, CheckpointRecord]]
     ) -> None:
-        """Draw one branch from its first checkpoint to its last; side branches wait for their turn."""
+        """Print one branch from its first checkpoint to its last; side branches follow later."""
         from rich.text import Text
 
         checkpoint: CheckpointRecord | None = first
@@ -535,7 +539,7 @@ class _Drawing:
     def _straight(
         self, checkpoint: CheckpointRecord, children: list[CheckpointRecord]
     ) -> CheckpointRecord | None:
-        """The child that goes on in the same branch: the one to the head, else the newest."""
+        """Return the child that continues the branch: the one that leads to the head, else the newest."""
         for child in children:
             if child.id in self._growth.line:
                 return child

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from treering.threads.directory import ThreadInfo
 
 
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Change nothing, say what would come in.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Report what would be imported, and change nothing.")
+]
 
 _IN_MEMORY: Final = 8_000_000
 _SHOWN: Final = 20
@@ -33,7 +35,7 @@ _DAYS: Final = 14
 
 app: Final = typer.Typer(
     name="import",
-    help="Bring in what other tools wrote; again to catch up.",
+    help="Import the data of other tools. Repeat it to catch up.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -50,7 +52,9 @@ def add_to(main: typer.Typer) -> None:
 def claude_code(
     source: Annotated[
         str,
-        typer.Argument(metavar="PATH", help="The folder of projects, one project's, or a session's file."),
+        typer.Argument(
+            metavar="PATH", help="The projects folder, one project's folder, or one session file."
+        ),
     ] = "~/.claude/projects",
     *,
     dry_run: DryRunOption = False,
@@ -66,7 +70,7 @@ def claude_code(
 @takes_store
 def codex(
     source: Annotated[
-        str, typer.Argument(metavar="PATH", help="The folder of sessions, or one session's file.")
+        str, typer.Argument(metavar="PATH", help="The sessions folder, or one session file.")
     ] = "~/.codex/sessions",
     *,
     dry_run: DryRunOption = False,
@@ -81,7 +85,9 @@ def codex(
 @app.command()
 @takes_store
 def jsonl(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="What `treering export` wrote; - for stdin.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="A file written by `treering export`; - for stdin.")
+    ],
     *,
     dry_run: DryRunOption = False,
     place: StorePlace,
@@ -117,9 +123,11 @@ def agentry(
     *,
     unpickler: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="Your own code that reads pickled rows; it is run."),
+        typer.Option(
+            metavar="MODULE:FUNCTION", help="Your own function that decodes pickled rows; it is executed."
+        ),
     ] = None,
-    skip_pickled: Annotated[bool, typer.Option("--skip-pickled", help="Leave pickled rows out.")] = False,
+    skip_pickled: Annotated[bool, typer.Option("--skip-pickled", help="Skip pickled rows.")] = False,
     dry_run: DryRunOption = False,
     place: StorePlace,
     as_json: JsonOption = False,
@@ -330,9 +338,11 @@ def export(
         list[str] | None, typer.Argument(metavar="[THREAD]...", help="The threads to export.")
     ] = None,
     *,
-    every_thread: Annotated[bool, typer.Option("--all", help="Every thread of the namespace.")] = False,
+    every_thread: Annotated[
+        bool, typer.Option("--all", help="Export every thread of the namespace.")
+    ] = False,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - for stdout.")
+        str, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - for stdout.")
     ] = "-",
     format: Annotated[str, typer.Option(metavar="NAME", help="The format; jsonl is the only one.")] = "jsonl",
     place: StorePlace,

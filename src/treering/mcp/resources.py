@@ -36,7 +36,7 @@ _NAMES: Final = ResourceSecurity(reject_path_traversal=False, reject_absolute_pa
 
 
 class Resources:
-    """What can be read by its URI; nothing longer than the limit."""
+    """The resources that a client can read by URI, each cut to the size limit."""
 
     def __init__(self, store: Store, limit_bytes: int) -> None:
         self._store = store
@@ -73,7 +73,7 @@ class Resources:
         )(self.checkpoint)
 
     def listed(self) -> list[Resource]:
-        """Documents by id, those that load by themselves first, and the threads that changed last."""
+        """List documents (those with auto_load first) and the threads that changed last."""
         memory = self._store.memory
         documents = memory.query(auto_load=True, limit=LISTED_DOCUMENTS)
         documents += memory.query(auto_load=False, limit=LISTED_DOCUMENTS - len(documents) or 1)
@@ -99,7 +99,7 @@ class Resources:
         return found
 
     def memory(self, id: str, namespace: str = "") -> str:
-        """A document's text."""
+        """Return the text of a document."""
 
         def read() -> str:
             memory = self._store.memory.in_namespace(namespace) if namespace else self._store.memory
@@ -111,15 +111,15 @@ class Resources:
         return _answered(read)
 
     def thread(self, id: str, namespace: str = "") -> str:
-        """The newest messages."""
+        """Return the newest messages of a thread."""
         return _answered(lambda: self._portrait(find_checkpoint(self._store, id, "", namespace)))
 
     def checkpoint(self, id: str) -> str:
-        """One checkpoint."""
+        """Return one checkpoint."""
         return _answered(lambda: self._portrait(self._checkpoint(id), state=True))
 
     def difference(self, before: str, after: str) -> str:
-        """What differs between two checkpoints."""
+        """Compare two checkpoints."""
 
         def read() -> str:
             old, new = self._checkpoint(before), self._checkpoint(after)
@@ -160,7 +160,7 @@ def _difference(told: Difference) -> dict[str, Any]:
 
 
 def _cut(text: str, limit: int) -> str:
-    """Text of at most so many bytes, and how much is missing."""
+    """Cut text to a number of bytes, and say how much is missing."""
     data = text.encode()
     if len(data) <= limit:
         return text
@@ -182,13 +182,13 @@ def _answered(read: Callable[[], str]) -> str:
 
 
 class Prompts:
-    """What a person may ask for by name."""
+    """The prompts that a person can choose by name."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def add_to(self, server: MCPServer[Any]) -> None:
-        """Register all of them."""
+        """Register the prompts."""
         described = {
             self.recall: "Look up what is remembered about a topic before answering.",
             self.remember: "Keep something for later conversations, in the right document.",

@@ -1,4 +1,4 @@
-"""Tools over conversations: which there are, what was said, their checkpoints, and forks."""
+"""MCP tools for conversations: list, search, read, list checkpoints, fork."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _NOT_SAID: Final = frozenset({"role", "type", "kind", "id", "tool_call_id"})
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """Hits, best first, and how much was looked at for them."""
+    """Matches, best first, and how much was searched for them."""
 
     hits: list[dict[str, Any]]
     recorded: list[dict[str, Any]]
-    """What runs recorded, best first."""
+    """Matches in recorded runs, best first."""
     threads: int
     messages: int
     complete: bool
@@ -62,7 +62,7 @@ class _Said(msgspec.Struct, frozen=True):
 def search_history(
     store: Store, text: str, *, thread: str = "", namespace: str | None = None, limit: int = 10
 ) -> Found:
-    """The messages that share the rarest words with a question."""
+    """Return the messages that share the rarest words with a query."""
     terms = query_terms(text)
     if not terms:
         raise InvalidInput("the question has no word to look for; give some")
@@ -147,7 +147,7 @@ def _messages(store: Store, thread: str, namespace: str | None, looked: _Looked)
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """What is said in a message, without the names of its fields and who says it."""
+    """Return the text of a message, without field names and role."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -168,7 +168,7 @@ def _stem(term: str) -> str:
 
 
 def _around(text: str, terms: frozenset[str]) -> str:
-    """The text from a little before the first word that was asked for."""
+    """Return an excerpt that starts shortly before the first word of the query."""
     folded = text.casefold()
     places = [folded.find(term) for term in terms]
     start = max(min(place for place in places if place >= 0) - _EXCERPT // 4, 0)
@@ -189,7 +189,7 @@ At = Annotated[
 
 
 class ThreadTools:
-    """Conversations, checkpoint by checkpoint."""
+    """The tools for conversations."""
 
     def __init__(self, store: Store, replies: Replies) -> None:
         self._store = store
@@ -230,7 +230,7 @@ class ThreadTools:
         ] = None,
         limit: Annotated[int, Field(description="At most so many", ge=1, le=200)] = 20,
     ) -> CallToolResult:
-        """List the conversations that are kept, the one that changed last first."""
+        """List the stored conversations, last changed first."""
         threads = list(self._store.threads(namespace=namespace, prefix=prefix))
         items = (
             {
@@ -299,7 +299,7 @@ class ThreadTools:
         at: At = "",
         namespace: Whose = "",
     ) -> CallToolResult:
-        """Begin a new conversation out of any moment of another one, to try something else.
+        """Start a new conversation at any checkpoint of another one, to try something else.
 
         It shares the past and costs nothing; the thread that it came from stays as it is.
         """
@@ -331,6 +331,6 @@ def with_messages(replies: Replies, facts: dict[str, Any], messages: list[Any], 
 
 
 def about_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
-    """A checkpoint without its content, and without what is empty."""
+    """Return a checkpoint without its content and without empty fields."""
     facts = checkpoint.to_dict(content=False)
     return {key: value for key, value in facts.items() if value not in (None, "", [], {})}

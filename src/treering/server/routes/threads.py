@@ -1,4 +1,4 @@
-"""Threads and their checkpoints: look, save, go back, fork, decide."""
+"""Routes for threads and their checkpoints: read, save, rewind, fork, resume, delete."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Which = Annotated[str, Meta(min_length=1)]
 
 
 class Where(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose thread."""
+    """The namespace of the thread."""
 
     namespace: str = ""
 
 
 class ThreadsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which threads: those whose ids start so; of every namespace, unless one is named."""
+    """Filter threads by id prefix and namespace (default: every namespace)."""
 
     prefix: str = ""
     namespace: str | None = None
@@ -54,7 +54,7 @@ class ThreadLine(Struct, frozen=True, kw_only=True):
 
 
 class ThreadList(Struct, frozen=True, kw_only=True):
-    """Threads, the last changed first."""
+    """Threads, last changed first."""
 
     threads: tuple[ThreadLine, ...]
     total: int
@@ -79,7 +79,7 @@ class CheckpointSummary(Struct, frozen=True, kw_only=True):
 
 
 class CheckpointContent(Struct, frozen=True, kw_only=True):
-    """A checkpoint, whole; ``first_message`` is the place of the first message that is shown."""
+    """A checkpoint with its content; ``first_message`` is the index of the first message returned."""
 
     checkpoint: CheckpointSummary
     messages: list[Any]
@@ -89,14 +89,14 @@ class CheckpointContent(Struct, frozen=True, kw_only=True):
 
 
 class ContentQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much of a checkpoint: only the last messages, if asked for."""
+    """How much of a checkpoint to return: all messages, or only the last ones."""
 
     namespace: str = ""
     last: Annotated[int, Meta(ge=0, le=10**9)] | None = None
 
 
 class HistoryQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which checkpoints; ``everything`` also shows those that a rewind left behind."""
+    """Filter checkpoints; ``everything`` includes those that a rewind left behind."""
 
     namespace: str = ""
     limit: Limit = 100
@@ -113,7 +113,7 @@ class History(Struct, frozen=True, kw_only=True):
 
 
 class LineageQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which part of a thread's growth."""
+    """Which page of the tree of a thread."""
 
     namespace: str = ""
     limit: Limit = 200
@@ -139,7 +139,7 @@ class ForkLine(Struct, frozen=True, kw_only=True):
 
 
 class Lineage(Struct, frozen=True, kw_only=True):
-    """How a thread grew: its checkpoints (newest first), those that lead to the head, rewinds, forks."""
+    """The tree of a thread: its checkpoints (newest first), those that lead to the head, rewinds, forks."""
 
     thread: ThreadLine
     checkpoints: tuple[CheckpointSummary, ...]
@@ -151,7 +151,7 @@ class Lineage(Struct, frozen=True, kw_only=True):
 
 
 class DiffQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which two checkpoints; of two threads, if ``other`` names the one of ``b``."""
+    """The two checkpoints to compare; ``other`` is the thread of ``b``, if it is another one."""
 
     a: Which
     b: Which
@@ -160,7 +160,7 @@ class DiffQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class NewCheckpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to save. What is left out stays as it was; ``append`` adds to the messages instead."""
+    """What to save. What is left out stays as it was; ``append`` adds messages to those that are stored."""
 
     messages: list[Any] | None = None
     append: list[Any] | None = None
@@ -171,11 +171,11 @@ class NewCheckpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     note: str | None = None
     tags: tuple[str, ...] = ()
     expect_head: str | UnsetType | None = UNSET
-    """The head that you know (null: none yet); if it is another one by now, that is a conflict."""
+    """The head that you last read (null: none yet). If the head has moved since, the save is a conflict."""
 
 
 class NewFork(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The new thread, and the checkpoint where it begins (without one: the head)."""
+    """The id of the new thread, and the checkpoint where it begins (default: the head)."""
 
     new_id: Annotated[str, Meta(min_length=1)]
     at: Which | None = None
@@ -183,13 +183,13 @@ class NewFork(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Back(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where to go back to."""
+    """The checkpoint to rewind to."""
 
     to: Which
 
 
 class Answer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was decided about the pending interrupt."""
+    """The decision about the pending interrupt."""
 
     decision: Literal["approve", "deny", "edit"]
     interrupt_id: str | None = None
@@ -197,14 +197,14 @@ class Answer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class DeleteQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to delete; ``cascade`` takes forks along that share its past."""
+    """How to delete; ``cascade`` also deletes forks that share its past."""
 
     namespace: str = ""
     cascade: bool = False
 
 
 def thread_line(info: ThreadInfo) -> ThreadLine:
-    """A thread as a line."""
+    """Return a thread as an item of a list."""
     return ThreadLine(
         id=info.id,
         namespace=info.namespace,
@@ -216,7 +216,7 @@ def thread_line(info: ThreadInfo) -> ThreadLine:
 
 
 def checkpoint_line(checkpoint: CheckpointRecord) -> CheckpointSummary:
-    """A checkpoint as a line."""
+    """Return a checkpoint as an item of a list."""
     messages = checkpoint.lists.get("messages")
     return CheckpointSummary(
         id=checkpoint.id,
@@ -235,7 +235,7 @@ def checkpoint_line(checkpoint: CheckpointRecord) -> CheckpointSummary:
 
 
 def checkpoint_content(checkpoint: Checkpoint, last: int | None) -> CheckpointContent:
-    """A checkpoint with what it holds; with ``last``, only that many messages from the end."""
+    """Return a checkpoint with its content; with ``last``, only the last messages."""
     messages = checkpoint.messages if last is None else checkpoint.last_messages(last)
     return CheckpointContent(
         checkpoint=checkpoint_line(checkpoint.record),
@@ -251,7 +251,7 @@ def checkpoint_content(checkpoint: Checkpoint, last: int | None) -> CheckpointCo
 
 @endpoint("GET", "/threads", tag="threads")
 def list_threads(call: Call[ThreadsQuery, None]) -> ThreadList:
-    """The threads, the last changed first. One that changes while its list is paged moves to the front."""
+    """List threads, last changed first. A thread that changes between two pages moves to the front."""
     query = call.query
     found = list(call.store.threads(namespace=query.namespace, prefix=query.prefix))
     if query.cursor is None:
@@ -269,13 +269,13 @@ def list_threads(call: Call[ThreadsQuery, None]) -> ThreadList:
 
 @endpoint("GET", "/threads/{id}", tag="threads")
 def get_thread(call: Call[ContentQuery, None]) -> CheckpointContent:
-    """A thread as it is now: its newest checkpoint, whole or with its last messages."""
+    """Return the newest checkpoint of a thread, with all or only the last messages."""
     return checkpoint_content(_head(_thread(call)), call.query.last)
 
 
 @endpoint("GET", "/threads/{id}/history", tag="threads")
 def get_history(call: Call[HistoryQuery, None]) -> History:
-    """The checkpoints that lead to the head, newest first."""
+    """List the checkpoints that lead to the head, newest first."""
     query = call.query
     thread = _thread(call)
     _head(thread)
@@ -291,7 +291,7 @@ def get_history(call: Call[HistoryQuery, None]) -> History:
 
 @endpoint("GET", "/threads/{id}/lineage", tag="threads")
 def get_lineage(call: Call[LineageQuery, None]) -> Lineage:
-    """How a thread grew: checkpoints, what rewinds left behind, and the threads that were forked off."""
+    """Return the tree of a thread: checkpoints, rewinds and forks."""
     query = call.query
     found = read_tree(
         call.store.engine, call.store.space, _info(call), limit=query.limit, before=query.cursor
@@ -312,13 +312,13 @@ def get_lineage(call: Call[LineageQuery, None]) -> Lineage:
 
 @endpoint("GET", "/threads/{id}/checkpoints/{checkpoint}", tag="threads")
 def get_checkpoint(call: Call[ContentQuery, None]) -> CheckpointContent:
-    """One checkpoint by its id, step, `~1` or a time: messages, state and lists."""
+    """Return one checkpoint by its id, step, `~1` or a time: messages, state and lists."""
     return checkpoint_content(_at(_thread(call), call.path["checkpoint"]), call.query.last)
 
 
 @endpoint("GET", "/threads/{id}/diff", tag="threads")
 def diff_threads(call: Call[DiffQuery, None]) -> Difference:
-    """What differs between two checkpoints: messages, state (a JSON patch) and files."""
+    """Compare two checkpoints: messages, state (a JSON patch) and files."""
     query = call.query
     thread = _thread(call)
     other = thread if query.other is None else call.store.thread(query.other, query.namespace)
@@ -327,7 +327,7 @@ def diff_threads(call: Call[DiffQuery, None]) -> Difference:
 
 @endpoint("POST", "/threads/{id}/checkpoints", tag="threads", status=201)
 def save_checkpoint(call: Call[Where, NewCheckpoint]) -> CheckpointSummary:
-    """Save a checkpoint. Whoever knows an older head gets a conflict and nothing is written."""
+    """Save a checkpoint. If `head` is no longer the head, this is a conflict and nothing is written."""
     body = call.body
     thread = _thread(call)
     if body.expect_head is not UNSET:
@@ -365,7 +365,7 @@ def save_checkpoint(call: Call[Where, NewCheckpoint]) -> CheckpointSummary:
 
 @endpoint("POST", "/threads/{id}/fork", tag="threads", status=201)
 def fork_thread(call: Call[Where, NewFork]) -> ThreadLine:
-    """Begin a new thread at a checkpoint of this one; it shares the past."""
+    """Start a new thread at a checkpoint of this one. They share their past."""
     body = call.body
     thread = _thread(call)
     at = None if body.at is None else _at(thread, body.at)
@@ -378,7 +378,7 @@ def fork_thread(call: Call[Where, NewFork]) -> ThreadLine:
 
 @endpoint("POST", "/threads/{id}/rewind", tag="threads")
 def rewind_thread(call: Call[Where, Back]) -> CheckpointSummary:
-    """Move the head back to a checkpoint; what was behind it stays in the history."""
+    """Move the head back to a checkpoint. Later checkpoints stay stored."""
     thread = _thread(call)
     return checkpoint_line(thread.rewind(_at(thread, call.body.to)).record)
 
@@ -392,7 +392,7 @@ def resume_thread(call: Call[Where, Answer]) -> CheckpointSummary:
 
 @endpoint("DELETE", "/threads/{id}", tag="threads")
 def delete_thread(call: Call[DeleteQuery, None]) -> Empty:
-    """Remove a thread and its checkpoints."""
+    """Delete a thread and its checkpoints."""
     thread = _thread(call)
     _head(thread)
     thread.delete(cascade=call.query.cascade)
