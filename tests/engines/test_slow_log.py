@@ -1,4 +1,4 @@
-"""Slow questions are told by their shape and never by their contents."""
+"""Slow calls are logged by their shape, never with their contents."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lines(caplog):
     return [record.getMessage().partition("ms: ")[2] for record in caplog.records]
 
 
-def test_a_question_is_told_without_its_contents(everything, caplog):
+def test_a_call_is_logged_without_its_contents(everything, caplog):
     with everything.run(agent=SECRET, thread=SECRET, id=SECRET) as run:
         run.message("user", SECRET)
     everything.flush()

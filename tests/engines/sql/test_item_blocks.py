@@ -1,4 +1,4 @@
-"""Items that settle together are bound, and read as if each had a row of its own."""
+"""Items that are flushed together share a row, and are read as if each had its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two kinds of database behind one small face, so that every claim is made about both."""
+"""One interface to both kinds of database, so that every test runs on both."""
 
 from __future__ import annotations
 

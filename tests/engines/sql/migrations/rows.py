@@ -1,7 +1,7 @@
-"""A small store by plain INSERTs: one or more rows in every table, with content that decodes.
+"""A small store written with plain INSERTs: at least one row in every table, with content that decodes.
 
-``python -m tests.engines.sql.migrations.rows`` prints it as the golden dump of the current schema. A golden
-file of a released version is never written again: it is what a user's store of that version looks like.
+``python -m tests.engines.sql.migrations.rows`` prints it as the golden dump of the current schema. The golden
+file of a released version is never rewritten, because it shows what a store of that version looks like.
 """
 
 from __future__ import annotations

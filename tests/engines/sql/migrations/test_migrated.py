@@ -1,4 +1,4 @@
-"""The tables that Alembic makes are the tables that the generated SQL makes, which are those of `tables`."""
+"""Alembic, the generated SQL and `tables` define the same schema."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_version_of_the_package_is_the_newest_migration():
         assert revision.path.rpartition("/")[2].startswith(f"{revision.revision}_")
 
 
-def test_a_store_that_alembic_made_gets_its_id_when_it_is_opened(database: Database):
+def test_a_store_created_by_alembic_gets_its_id_when_it_is_opened(database: Database):
     upgrade(database.place)
     assert database.ensure_schema("adopted") == "adopted"
     assert database.ensure_schema("later") == "adopted"
@@ -88,7 +88,7 @@ def test_a_sqlite_store_is_named_by_folder_or_url(tmp_path, form):
     assert database.rows("PRAGMA auto_vacuum") == [(2,)]
 
 
-def test_alembic_leaves_a_database_of_someone_else_alone(database: Database):
+def test_alembic_leaves_a_foreign_database_alone(database: Database):
     database.run("CREATE TABLE customer (number integer)")
     with pytest.raises(InvalidInput, match="customer"):
         upgrade(database.place)

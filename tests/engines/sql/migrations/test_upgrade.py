@@ -1,6 +1,6 @@
-"""A store of an older version is upgraded when it is opened: wholly, once, and only forward.
+"""A store of an older version is upgraded when it is opened: completely, once, and only forward.
 
-The later versions are made up (see `future` in conftest): one adds a column, the next a table and an index.
+The later versions are synthetic (see `future` in conftest): one adds a column, the next a table and an index.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def old(database: Database) -> Database:
     return database
 
 
-def test_a_store_of_the_first_version_still_opens(old: Database):
+def test_a_store_of_this_version_opens_unchanged(old: Database):
     before = all_rows(old)
     assert old.ensure_schema() == "old-store"
     assert all_rows(old) == before
@@ -105,7 +105,7 @@ def test_a_migration_that_fails_leaves_the_old_version_working(old: Database, fu
 
 @pytest.mark.slow
 def test_openers_of_an_old_store_wait_and_upgrade_it_once(old: Database, future, monkeypatch):
-    # Each step takes a while, so that all openers meet in it.
+    # Each step takes a while, so that all openers meet during it.
     monkeypatch.setenv(failpoints.ENVIRONMENT, f"{schema.AFTER_STEP}=sleep:100")
     arguments = ("--wait", "--versions", str(future), "--to", LAST)
     openers = [old.opener(f"id-{n}", *arguments) for n in range(OPENERS)]

@@ -1,4 +1,4 @@
-"""A database that is opened for the first time, or is not ours to open."""
+"""Opening a database for the first time, and refusing one that is not a store."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_newer_format_is_refused(database: Database):
         sorted(schema._LANDMARKS - {"event"}),
     ],
 )
-def test_a_database_of_someone_else_is_left_alone(database: Database, tables):
+def test_a_foreign_database_is_left_alone(database: Database, tables):
     for name in tables:
         database.run(f"CREATE TABLE {name} (number integer)")
     with pytest.raises(InvalidInput, match="not a treering store") as refused:
