@@ -48,7 +48,7 @@ def store(tmp_path):
         yield opened
 
 
-def test_the_services_ask_the_old_system_only_for_what_is_not_here(store):
+def test_only_missing_runs_are_read_from_the_legacy_system(store):
     with pytest.raises(NotFound, match="run 'old' not found"):
         timeline(store, "old")
     store.read_legacy(OldSystem())

@@ -91,7 +91,7 @@ def ids(store):
     return {**found, "recorded": run.id}
 
 
-def test_every_column_of_the_diagram_is_there():
+def test_entities_have_every_column_of_the_diagram():
     for entity, names in ERD.items():
         assert list(entity.model_fields) == names.split()
 

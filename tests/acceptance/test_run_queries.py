@@ -96,7 +96,7 @@ def test_agent_comparison_across_runs(store, clock):
     assert (compared.divergence.index, compared.divergence.what) == (0, "name")
 
 
-def test_timeline_events_are_there_for_whoever_follows(tmp_path):
+def test_events_can_be_followed(tmp_path):
     """The stream itself is the server's (tests/server/test_live.py); this is the number it resumes by."""
     with treering.open(tmp_path / "store") as store:
         before = store.engine.wait(store.space, 0, seconds=0)

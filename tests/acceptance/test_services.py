@@ -217,7 +217,7 @@ def test_unknown_ids_are_not_found():
 
 
 @pytest.mark.usefixtures("store")
-def test_what_ended_ends_once():
+def test_ending_twice_is_a_conflict():
     run_id = create_run()
     span_id = start_span(run_id, "agent")
     call_id = save_tool_call(run_id, "agent", "search", span_id=span_id)
@@ -290,7 +290,7 @@ def test_entities_are_for_reading():
         session.add(object())
 
 
-def test_prices_are_looked_up_when_no_cost_is_told():
+def test_costs_are_computed_when_none_is_given():
     with treering.open("memory:") as opened:
         store = Store(opened.engine, clock=ManualClock(1_772_452_800_000_000))  # 2026-03-02
         services.use(store)

@@ -15,7 +15,7 @@ def record(store):
     store.flush()
 
 
-def test_what_was_recorded_is_told_a_line_each(run, tmp_path):
+def test_tail_prints_a_line_per_event(run, tmp_path):
     with treering.open(tmp_path / "s") as store:
         record(store)
     told = run("tail", "--store", "s", "--after", 0, "--seconds", 0.01)
@@ -28,7 +28,7 @@ def test_what_was_recorded_is_told_a_line_each(run, tmp_path):
     assert "\x1b" not in told.out
 
 
-def test_only_what_is_wanted_is_told_and_a_number_goes_on(run, tmp_path):
+def test_tail_filters_and_resumes_after_a_number(run, tmp_path):
     with treering.open(tmp_path / "s") as store:
         record(store)
     lines = run("tail", "--store", "s", "--after", 0, "--kind", "span", "--seconds", 0.01, "--json").out
@@ -40,7 +40,7 @@ def test_only_what_is_wanted_is_told_and_a_number_goes_on(run, tmp_path):
     assert run("tail", "--store", "s", "--after", -1).code == 2
 
 
-def test_what_another_process_records_is_told_while_it_does(tmp_path):
+def test_tail_follows_another_process(tmp_path):
     with treering.open(tmp_path / "s") as store:
         store.commit(store.draft())
         command = [

@@ -51,7 +51,7 @@ def told(reports):
     return [(each.found, each.new, each.known, each.left_out) for each in reports]
 
 
-def test_a_transcript_comes_over_whole(store, path):
+def test_a_transcript_is_imported_completely(store, path):
     write(path, *EVENTS)
     assert told(load_transcript(path, store, dry_run=True)) == [(3, 3, 0, 0)]
     assert store.transcript("debate").read() == []
@@ -72,7 +72,7 @@ def test_a_file_that_grew_is_imported_from_where_it_ended(store, path):
     assert told(load_transcript(path, store)) == [(5, 0, 5, 0)]
 
 
-def test_a_last_line_that_was_torn_off_is_passed_over(store, path):
+def test_an_incomplete_last_line_is_skipped(store, path):
     write(path, *EVENTS)
     path.write_bytes(path.read_bytes() + b'{"t": 13.0, "iter"')
     (report,) = load_transcript(path, store)

@@ -57,7 +57,7 @@ def test_claude_code_costs_what_its_own_last_line_says(store):
     )
 
 
-def test_claude_codes_tools_and_subagents_stand_where_they_belong(store):
+def test_claude_codes_tools_and_subagents_are_nested(store):
     run, _ = recorded(store, "claude-code", lines(CLAUDE / "stream-0.jsonl"))
     told = labels(store, run)
     assert [each for each in told if each[1].startswith(("call", "▶"))] == [
@@ -179,7 +179,7 @@ def test_chunks_of_acp_are_one_message_that_keeps_its_times(store):
 
 
 @pytest.mark.parametrize("format", ["claude-code", "codex", "acp"])
-def test_what_is_not_understood_is_kept_and_counted(store, format):
+def test_unknown_lines_are_kept_and_counted(store, format):
     odd = [b"warning: something\n", b'{"type": "hologram", "x": 1}\n', b"\n", b"[1]\n"]
     run, summary = recorded(store, format, odd)
     assert summary.bad == (1,)

@@ -43,7 +43,7 @@ def test_runs_before_the_first_rule_are_left_alone(store):
     assert store.alerts.examine() == []
 
 
-def test_a_run_that_costs_more_than_usual_is_told(store):
+def test_a_run_that_costs_more_than_usual_raises_an_alert(store):
     store.alerts.set_rule("dear", "cost", times=3, at_least=5)
     for cost in (1, 1, 2, 1):
         took(store, cost=cost)
@@ -58,7 +58,7 @@ def test_a_run_that_costs_more_than_usual_is_told(store):
     assert alert.figures["value"] == 7_000_000_000
 
 
-def test_tokens_and_time_are_judged_too():
+def test_rules_about_tokens_and_duration():
     clock = ManualClock()
     with treering.open("memory:") as opened:
         store = Store(opened.engine, clock=clock)
@@ -74,7 +74,7 @@ def test_tokens_and_time_are_judged_too():
         store.close()
 
 
-def test_a_run_without_an_agent_is_held_against_its_like(store):
+def test_runs_without_an_agent_are_compared_with_each_other(store):
     store.alerts.set_rule("dear", "cost", times=3, at_least=2)
     for cost in (1, 1, 1):
         took(store, cost=cost, agent="a")

@@ -146,7 +146,7 @@ def test_budgets_are_listed_changed_and_removed(store):
     assert second.tokens == 5
 
 
-def test_how_a_budget_stands_can_be_asked(store):
+def test_the_usage_of_a_budget(store):
     store.budgets.set("b", per="run", tokens=40, money=10)
     with store.run(agent="a") as run:
         call(run, tokens=30)
@@ -160,7 +160,7 @@ def test_how_a_budget_stands_can_be_asked(store):
     assert store.budgets.usage() == ()
 
 
-def test_a_thread_is_asked_for_by_its_own_name(store):
+def test_usage_of_a_thread_by_its_id(store):
     store.budgets.set("talk", per="thread", tokens=20)
     for namespace in ("", "ns"):
         with store.run(agent="a", thread="support/alice", namespace=namespace) as run:
@@ -188,7 +188,7 @@ def test_a_thread_is_asked_for_by_its_own_name(store):
         ({"per": "run", "money": 1, "currency": "euro"}, "not a currency"),
     ],
 )
-def test_what_is_no_budget_is_refused(store, wrong, why):
+def test_invalid_budgets_are_refused(store, wrong, why):
     with pytest.raises(InvalidInput, match=why):
         store.budgets.set("b", **wrong)
 

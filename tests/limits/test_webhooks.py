@@ -82,7 +82,7 @@ def secret(monkeypatch):
     return "HOOK_SECRET"
 
 
-def test_a_webhook_gets_what_is_new_signed_and_in_order(store, receiver, secret):
+def test_a_webhook_receives_new_alerts_signed_and_in_order(store, receiver, secret):
     store.alerts.set_rule("failed", "failed")
     failed(store, why="before")
     store.alerts.examine()
@@ -196,7 +196,7 @@ def test_a_forgotten_alert_is_not_sent(store, receiver):
     assert receiver.requests == []
 
 
-def test_after_days_an_alert_that_nobody_takes_is_left_out(receiver, caplog):
+def test_an_alert_not_accepted_for_days_is_skipped(receiver, caplog):
     clock = ManualClock()
     with treering.open("memory:") as opened:
         store = Store(opened.engine, clock=clock)
@@ -288,7 +288,7 @@ def test_more_webhooks_than_turns_all_get_theirs(store, receiver, monkeypatch):
     assert [store.alerts.deliver(name).sent for name in names] == [0, 0, 0]
 
 
-def test_what_another_process_was_sending_is_looked_after(store, receiver):
+def test_alerts_of_a_dead_sender_are_delivered(store, receiver):
     store.alerts.set_webhook("ops", receiver.url)
     raised(store, "one")
     store.alerts.examine()

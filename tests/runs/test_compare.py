@@ -82,7 +82,7 @@ def test_the_input_of_an_announced_span_counts(store):
     assert store.runs.compare(announced("a"), announced("b")).divergence.what == "input"
 
 
-def test_many_runs_are_held_against_the_first(store):
+def test_many_runs_are_compared_with_the_first(store):
     first = played(store)
     comparison = store.runs.compare(first, played(store), played(store, answer="No."))
     assert [each and each.what for each in comparison.divergences] == [None, "content"]

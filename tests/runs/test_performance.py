@@ -101,7 +101,7 @@ def test_a_period_an_agent_or_a_run_may_be_chosen(slow_time):
     assert report("tool", run=runs[0]).total.calls == 1
 
 
-def test_only_the_newest_are_looked_at_and_the_report_says_so(store):
+def test_only_the_newest_events_are_read_and_the_report_says_so(store):
     with store.run() as run:
         for _ in range(20):
             with run.tool("t"):

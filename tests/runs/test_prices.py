@@ -143,7 +143,7 @@ def rows(store, run):
     return store.engine.scan(store.space, EventQuery(run=run.id, order="time")).records
 
 
-def test_the_recorder_fills_in_what_was_not_told(clocked):
+def test_the_recorder_computes_missing_costs(clocked):
     store, _ = clocked
     with store.run(agent="a") as run:
         run.message("assistant", "x", model="gpt-5", usage={"input": 412, "output": 96})
@@ -245,7 +245,7 @@ def test_without_the_extra_everything_is_unpriced():
     subprocess.run([sys.executable, "-c", WITHOUT], check=True)
 
 
-def test_a_card_that_is_remembered_is_that_of_its_minute():
+def test_a_cached_rate_card_is_that_of_its_minute():
     table = PriceTable()
     edge = us(2026, 3, 2, 16, 30)  # DeepSeek's cheaper hours begin
     asked = [table.card("deepseek-chat", ts_us) for ts_us in (edge, edge - 1, edge + 59_999_999, edge - 1)]

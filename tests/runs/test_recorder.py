@@ -70,7 +70,7 @@ def test_a_run_is_read_back_as_it_happened(store):
     assert store.runs.get(run.id).status == "ok"
 
 
-def test_a_run_tells_what_it_did_and_took_while_it_goes_on(store):
+def test_a_running_run_has_a_timeline_and_a_cost(store):
     with store.run(agent="planner") as run:
         run.message("user", "Hi")
         assert [event.label for event in run.timeline()] == ["user message"]
@@ -199,7 +199,7 @@ def test_an_error_is_recorded_with_the_place_that_raised_it(store):
         assert 'raise RuntimeError("no route")' in told["traceback"]
 
 
-def test_a_decorated_function_goes_by_its_own_name_unless_told(store):
+def test_a_decorated_function_is_recorded_under_its_own_name_by_default(store):
     @store.tool
     def double(number):
         return 2 * number
@@ -263,7 +263,7 @@ def test_threads_take_their_place_along(store):
     assert len(calls) == 20
 
 
-def test_what_is_recorded_is_as_it_was_then(store):
+def test_values_are_recorded_as_they_are_at_the_call(store):
     history = [{"n": 1}]
     with store.run(agent="a") as run:
         run.message("user", history)
@@ -275,7 +275,7 @@ def test_what_is_recorded_is_as_it_was_then(store):
     assert store.timeline.content(second.body)[0]["_opaque"] == "object"
 
 
-def test_wrong_words_are_refused_where_they_are_said(store):
+def test_invalid_arguments_raise_at_the_call(store):
     with store.run(agent="a") as run:
         for wrong in ({"inptu": 3}, {"input": -1}, {"output": 1.5}):
             with pytest.raises(InvalidInput, match="usage"):

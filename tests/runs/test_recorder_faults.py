@@ -1,4 +1,4 @@
-"""What was recorded outlives the store's absence, its process and a fork; what cannot be kept is told."""
+"""Recorded data survives a store outage, process exit and a fork; a loss is reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_store_may_be_away_for_a_while(store, monkeypatch):
     assert len(store.timeline.of_run(run.id).events) == 6
 
 
-def test_what_cannot_be_written_is_told_and_harms_no_other(store, monkeypatch):
+def test_a_write_that_fails_is_reported_and_does_not_affect_others(store, monkeypatch):
     commit = store.engine.commit
 
     def failing(batch):

@@ -74,7 +74,7 @@ def test_a_replay_goes_through_a_run_as_it_happened(slow_time):
     assert sum(waits) == 1_400_000
 
 
-def test_a_replay_takes_its_time_at_the_speed_that_is_wanted(slow_time):
+def test_a_replay_waits_according_to_speed(slow_time):
     store, clock = slow_time
     run = streamed(store, clock)
     began = store.runs.get(run.id).started_at_us
@@ -105,7 +105,7 @@ def test_an_announced_span_is_shown_once(store):
     assert labels == ["▶ gpt-5", "On", "ce", "■ gpt-5"]
 
 
-def test_many_steps_come_a_page_at_a_time(store):
+def test_many_steps_are_read_in_pages(store):
     with store.run(agent="writer") as run:
         for number in range(450):
             with run.tool("count", number) as call:
@@ -142,7 +142,7 @@ def test_chunks_belong_between_start_and_end(store):
             span.chunk("late")
 
 
-def test_a_run_that_is_not_there_cannot_be_replayed(store):
+def test_replaying_an_unknown_run_raises(store):
     with pytest.raises(NotFound, match="run 'nobody' not found"):
         store.runs.replay("nobody")
 

@@ -89,7 +89,7 @@ def test_what_was_saved_inside_of_a_run_outlives_it(store):
     assert store.verify().ok
 
 
-def test_what_is_tagged_or_young_stays():
+def test_tagged_and_recent_runs_are_kept():
     clock = ManualClock()
     store = Store(MemoryEngine(clock=clock), clock=clock)
     tagged = recorded(store, tags=["release"])
@@ -137,6 +137,6 @@ def test_a_run_that_was_dropped_by_half_goes_next_time(store, monkeypatch):
     assert store.verify().ok
 
 
-def test_bytes_are_no_rule_for_runs(store):
+def test_max_bytes_does_not_apply_to_runs(store):
     with pytest.raises(InvalidInput, match="max_bytes cannot be applied to runs"):
         store.gc(keep_runs=Keep(max_bytes=1))

@@ -86,7 +86,7 @@ def test_scripts_without_spaces_are_searched_by_their_characters(store, indexed)
     assert run.id
 
 
-def test_common_words_and_no_words_find_nothing(store):
+def test_queries_without_words_find_nothing(store):
     recorded(store)
     assert store.timeline.search("...").hits == ()
     assert store.timeline.search("zebra").hits == ()
@@ -144,7 +144,7 @@ def test_a_search_that_cannot_look_at_everything_says_so(store, monkeypatch):
 
 
 @pytest.mark.usefixtures("small_pages")
-def test_what_is_indexed_and_what_is_not_yet_is_found_alike(store):
+def test_events_are_found_whether_or_not_they_are_indexed(store):
     runs = [recorded(store, subject=f"parcel number{n}") for n in range(6)]
     index = EventIndex(store.engine, store.space)
     assert index.through == 0
@@ -219,7 +219,7 @@ def test_forgetting_leaves_no_word_in_the_files(tmp_path):
 
 
 @pytest.mark.parametrize("size", [10, 9000])
-def test_what_is_forgotten_while_it_is_indexed_does_not_come_back(store, monkeypatch, size):
+def test_events_forgotten_during_indexing_stay_forgotten(store, monkeypatch, size):
     with store.run(agent="planner", thread="alice") as run:
         run.message("user", "zyzzyva " * size)
     with store.run(agent="planner", thread="bob") as other:

@@ -103,7 +103,7 @@ def test_an_old_run_of_any_namespace_is_marked_as_well(store, monkeypatch):
         assert store.runs.get(run.id).status == "crashed"
 
 
-def test_a_run_that_died_is_marked_and_told(store):
+def test_a_crashed_run_is_marked_and_alerted(store):
     store.alerts.set_rule("failed", "failed")
     with store.run(agent="a") as run:
         store.flush()

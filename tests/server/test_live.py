@@ -87,7 +87,7 @@ class Reader:
         return found
 
 
-def test_a_reader_that_was_cut_goes_on_where_it_was(store, url):
+def test_a_client_that_was_cut_resumes_at_its_position(store, url):
     note(store, "a", "b")
     with Reader(f"{url}/live?after=0") as reader:
         assert reader.response.headers["content-type"].startswith("text/event-stream")
@@ -102,7 +102,7 @@ def test_a_reader_that_was_cut_goes_on_where_it_was(store, url):
         assert [event["id"] for event in reader.events(1)] == ["f"]
 
 
-def test_without_a_place_only_what_is_new_comes(store, url):
+def test_without_a_position_only_new_events_are_sent(store, url):
     note(store, "old")
     with Reader(f"{url}/live") as reader:
         assert reader.next() == ("place", "1")
@@ -113,7 +113,7 @@ def test_without_a_place_only_what_is_new_comes(store, url):
 
 
 @pytest.mark.parametrize("place", ["7", str(10**30)])
-def test_behind_a_place_that_the_journal_never_had_what_is_new_comes(store, url, place):
+def test_a_position_beyond_the_journal_sends_new_events(store, url, place):
     note(store, "old")  # of a journal that was begun anew, say
     with Reader(f"{url}/live", headers={"Last-Event-ID": place}) as reader:
         assert reader.next() == ("place", "1")
@@ -126,7 +126,7 @@ def test_behind_a_place_that_the_journal_never_had_what_is_new_comes(store, url,
     assert next(following).id == "newer"
 
 
-def test_what_another_server_told_already_is_not_told_again(store):
+def test_events_already_sent_by_another_server_are_not_repeated(store):
     feed = Feed(store.engine, store.space)
     feed._thread = threading.Thread()  # no reader: this server has seen nothing yet
     note(store, "a", "b")
@@ -143,7 +143,7 @@ def test_what_another_server_told_already_is_not_told_again(store):
     assert asyncio.run(go_on()) == ["b"]
 
 
-def test_only_what_is_asked_for_comes(store, url):
+def test_only_matching_events_are_sent(store, url):
     note(store, "1", kind="span.tool", run="r-1", agent="a", thread="/t-1")
     note(store, "2", kind="span.llm", run="r-1", agent="b", thread="/t-1")
     note(store, "3", kind="message", run="r-2", agent="a", thread="/t-2")
@@ -171,7 +171,7 @@ def test_a_question_that_makes_no_sense_is_refused(url):
 
 
 @pytest.mark.parametrize("failure", [Corrupt("a damaged row"), AssertionError("a bug of ours")])
-def test_a_journal_that_cannot_be_read_lets_its_readers_go_and_come_again(store, url, monkeypatch, failure):
+def test_an_unreadable_journal_disconnects_clients_which_may_reconnect(store, url, monkeypatch, failure):
     place = note(store, "a")
     scan = store.engine.scan
     broken = threading.Event()
@@ -216,7 +216,7 @@ def test_a_thread_is_followed_in_its_namespace(store, url):
     assert (event["agent"], event["namespace"], event["thread"]) == ("later ns", "ns", "alice")
 
 
-def test_every_event_comes_once_while_many_are_written(store, url):
+def test_every_event_is_sent_once_during_writes(store, url):
     total = 3000
     with Reader(f"{url}/live?after=0") as early:
         writers = [
@@ -256,7 +256,7 @@ def test_a_server_that_stops_says_where_to_go_on(store):
     assert closed.value.rcvd.code == 1001
 
 
-def test_a_websocket_gets_the_same_events_and_goes_on(store, url):
+def test_a_websocket_gets_the_same_events_and_resumes(store, url):
     address = url.replace("http", "ws") + "/ws"
     note(store, "a")
     with connect(f"{address}?after=0") as talker:
@@ -351,7 +351,7 @@ def test_a_reader_that_takes_nothing_does_not_hold_the_others(store, url):
         assert len(reader.events(1000)) == 1000
 
 
-def test_a_reader_that_takes_nothing_for_long_is_left(store, url, monkeypatch):
+def test_a_client_that_reads_nothing_is_disconnected(store, url, monkeypatch):
     monkeypatch.setattr("treering.server.routes.live.SEND_TIMEOUT_SECONDS", 0.2)
     given_up = threading.Event()
     send = EventStream._send

@@ -14,7 +14,7 @@ import pytest
 import treering
 from tests.limits.test_webhooks import receiver, secret  # noqa: F401 - fixtures of theirs
 from tests.runs.test_search import small_pages  # noqa: F401 - a fixture of theirs
-from tests.runs.test_timeline_filter import run  # noqa: F401 - likewise
+from tests.runs.test_timeline import run  # noqa: F401 - likewise
 from tests.server.running import running
 from tests.workspaces.conftest import folder  # noqa: F401 - a fixture of theirs
 from treering.core.ids import new_id
@@ -30,7 +30,7 @@ MODULES = {
     "memory": "tests.memory.test_memory",
     "recording": "tests.runs.test_recorder",
     "faults": "tests.runs.test_recorder_faults",
-    "timelines": "tests.runs.test_timeline_filter",
+    "timelines": "tests.runs.test_timeline",
     "searching": "tests.runs.test_search",
     "budgets": "tests.limits.test_budgets",
     "alerts": "tests.limits.test_alerts",

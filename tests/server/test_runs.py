@@ -76,7 +76,7 @@ def test_a_span_whose_rows_lie_on_two_pages_is_listed_once(client, store):
         assert found == [(spans[0], False), (spans[1], False), (spans[2], True)]
 
 
-def test_shows_spans_once_and_their_content_when_asked(client, run):
+def test_lists_spans_once_and_fetches_their_content(client, run):
     page = client.get(f"/runs/{run.id}/spans").json()
     assert page["next_cursor"] is None
     kinds = [(each["kind"], each["type"], each["role"]) for each in page["records"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tests.runs.otlp.exports import TRACE, span, traces
-from tests.runs.otlp.test_spans import GENAI, ROOT, came, rows, send, told
+from tests.runs.otlp.test_traces import GENAI, ROOT, came, rows, send, told
 from treering.runs.otlp.traces import Trace
 
 
@@ -23,7 +23,7 @@ def test_spans_in_any_order_and_in_many_requests_are_the_same_run(store):
     assert store.verify().ok
 
 
-def test_what_is_sent_again_is_stored_once(store):
+def test_a_repeated_request_is_stored_once(store):
     request = traces(ROOT, span("chat", id=2, parent=1, attributes=GENAI))
     for _ in range(3):
         assert store.otlp.write(request, encoding="json").accepted == 2
@@ -36,7 +36,7 @@ def test_what_is_sent_again_is_stored_once(store):
     assert store.cost.of_run(TRACE).total.tokens == 1200
 
 
-def test_a_run_whose_first_span_has_not_come_is_running(store):
+def test_a_run_without_its_first_span_is_running(store):
     send(store, span("chat", id=2, parent=1, at_ms=5, ms=20, attributes=GENAI))
     run = store.runs.get(TRACE)
     assert (run.status, run.ended_at_us, run.agent) == ("running", None, "shop")
@@ -45,7 +45,7 @@ def test_a_run_whose_first_span_has_not_come_is_running(store):
     assert store.runs.get(TRACE).duration_us == 900_000
 
 
-def test_spans_that_come_after_the_end_still_count(store):
+def test_spans_that_arrive_after_the_end_still_count(store):
     send(store, ROOT)
     send(store, span("late", id=9, parent=1, at_ms=800, ms=700))
     run = store.runs.get(TRACE)
@@ -58,7 +58,7 @@ def test_a_span_whose_parent_is_in_another_process_ends_the_run_too(store):
     assert (store.runs.get(TRACE).status, store.runs.get(TRACE).duration_us) == ("ok", 40_000)
 
 
-def test_senders_are_told_apart(store):
+def test_senders_are_distinguished(store):
     send(store, ROOT)
     send(store, span("pay", id=2, parent=1), resource={"service.name": "bank"}, scope="other")
     meta = store.runs.get(TRACE).meta
@@ -99,7 +99,7 @@ def test_a_request_with_very_many_spans_takes_several_commits(store, monkeypatch
     assert store.stats().rows["commits"] == 5
 
 
-def test_senders_that_say_too_much_of_themselves_are_told_with_each_span(store):
+def test_long_sender_descriptions_are_stored_with_each_span(store):
     send(store, ROOT)
     large = {"service.name": "bank", "process.command_args": ["x" * 100] * 100}
     send(store, span("pay", id=2, parent=1), resource=large)
@@ -122,7 +122,7 @@ def test_two_servers_may_take_spans_of_one_run(store):
     assert len(store.runs.page().runs) == 1
 
 
-def test_whoever_stops_waiting_does_not_stop_the_writing(store):
+def test_cancelling_the_future_does_not_cancel_the_write(store):
     waiting = store.otlp.submit(traces(ROOT), signal="traces", encoding="json")
     assert not waiting.cancel()
     assert send(store, span("next", id=2, parent=1)).accepted == 1

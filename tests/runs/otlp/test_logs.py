@@ -85,7 +85,7 @@ def test_records_that_are_sent_again_are_stored_once_and_twins_stay_twins(store)
     assert store.cost.of_run("5b0c").total.tokens == 13_000
 
 
-def test_a_prompt_that_was_not_sent_is_told_by_its_length(store):
+def test_a_prompt_that_was_not_sent_is_recorded_by_its_length(store):
     record = log(attributes=SESSION | {"event.name": "user_prompt", "prompt_length": 42})
     send(store, record, resource=CLAUDE)
     (line,) = store.timeline.of_run("5b0c").events
@@ -148,7 +148,7 @@ def test_a_record_of_the_wrong_shape_is_counted(store):
     assert (result.accepted, result.rejected) == (1, 1)
 
 
-def test_a_session_that_went_quiet_is_over_and_may_go_on(store, monkeypatch):
+def test_a_quiet_session_ends_and_may_continue(store, monkeypatch):
     send(store, PROMPT, resource=CLAUDE)
     ingest = store.otlp
     monkeypatch.setattr(ingest, "_quiet_seconds", -1.0)

@@ -1,4 +1,4 @@
-"""What reads runs reads those that came by OTLP: entities, reports, search, forgetting."""
+"""Entities, reports, search and forgetting work on runs that arrived by OTLP."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from sqlmodel import select
 
 from tests.runs.otlp.exports import TRACE, span, traces
-from tests.runs.otlp.test_spans import GENAI, ROOT
+from tests.runs.otlp.test_traces import GENAI, ROOT
 from treering.compat.models import Message, Run, ToolCall, ToolResult, open_session
 from treering.core.query import EventQuery
 from treering.errors import NotFound
@@ -34,7 +34,7 @@ def sent(store):
     return store
 
 
-def test_entities_are_there(sent):
+def test_entities_are_readable(sent):
     if sent.url == "memory:":
         pytest.skip("entities are read from a database")
     with open_session(sent) as session:
@@ -47,7 +47,7 @@ def test_entities_are_there(sent):
         assert (call.tool_name, result.tool_call_id, result.status) == ("search", call.id, "ok")
 
 
-def test_the_reports_of_the_server_are_there(sent):
+def test_reports_include_otlp_runs(sent):
     events = timeline_report(sent.engine, sent.space, TRACE)["events"]
     assert [each["type"] for each in events] == [
         "agent.span.start",
@@ -60,7 +60,7 @@ def test_the_reports_of_the_server_are_there(sent):
     assert cost_report(sent.engine, sent.space, TRACE)["by_agent"][0]["agent"] == "planner"
 
 
-def test_what_was_said_is_found(sent):
+def test_messages_are_found(sent):
     found = sent.timeline.search("hello")
     assert [hit.run for hit in found.hits] == [TRACE]
 

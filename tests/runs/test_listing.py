@@ -1,4 +1,4 @@
-"""Asking whether a run's process is alive."""
+"""Finding out whether the process of a run is alive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_two_who_ask_at_once_do_not_take_each_other_for_the_recorder(tmp_path):
         assert store.runs.get("r").status == "crashed"
 
 
-def test_a_recorder_that_is_there_is_alive_however_many_ask(tmp_path):
+def test_a_live_recorder_is_alive_to_concurrent_probes(tmp_path):
     with treering.open(tmp_path / "store") as writing, treering.open(tmp_path / "store") as store:
         writing.run(agent="a", id="r").start()
         writing.flush()

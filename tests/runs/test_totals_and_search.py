@@ -1,4 +1,4 @@
-"""Whatever is recorded, dropped and forgotten: totals equal a recount, and words are found where they are."""
+"""Whatever is recorded, deleted and forgotten: totals equal a recount, and search finds every word."""
 
 from __future__ import annotations
 

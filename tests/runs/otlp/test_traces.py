@@ -141,7 +141,7 @@ def test_attributes_that_nobody_knows_are_kept(store):
     assert store.runs.get(TRACE).meta["resources"] == [{"service.name": "shop"}]
 
 
-def test_an_exception_is_told_as_the_recorder_tells_it(store):
+def test_an_exception_has_the_recorders_format(store):
     exception = {
         "name": "exception",
         "timeUnixNano": str(START_NS),
@@ -215,7 +215,7 @@ def test_what_an_agent_says_of_all_its_calls_is_not_counted_again(store):
     assert told(agent)["attributes"]["gen_ai.usage.input_tokens"] == 1000
 
 
-def test_a_cost_that_was_told_stays_and_the_computed_one_is_beside_it(store):
+def test_a_reported_cost_is_kept_beside_the_computed_one(store):
     send(store, span("chat", id=2, attributes=GENAI | {"operation.cost": 0.5}))
     (call,) = rows(store, "span.llm")
     assert call.cost_nanos == 500_000_000
@@ -340,6 +340,6 @@ def test_spans_of_vercels_sdk_are_calls_and_tools_and_count_once(store):
     assert store.cost.of_run(TRACE).total.tokens == 1200
 
 
-def test_a_sum_of_vercels_sdk_counts_where_no_call_is_told(store):
+def test_a_total_of_vercels_sdk_counts_without_calls(store):
     send(store, span("ai.generateText", id=1, attributes=VERCEL | {"ai.operationId": "ai.generateText"}))
     assert store.cost.of_run(TRACE).total.tokens == 1200

@@ -1,4 +1,4 @@
-"""A timeline by thread and by span, and narrowed: whole spans, real cursors, the same on every engine."""
+"""Timelines of threads and spans, and filters: whole spans, real cursors, the same on every engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def labels(page):
     return [event.label for event in page.events]
 
 
-def test_by_thread_all_runs_are_told_in_order(store, run):
+def test_the_timeline_of_a_thread_has_all_its_runs_in_order(store, run):
     with store.run(agent="planner", thread="alice") as second:
         second.message("user", "Thank you.")
     with store.run(agent="planner", thread="bob") as other:
@@ -59,7 +59,7 @@ def test_by_span_everything_below_it_is_filtered(store, run):
         store.timeline.of_run(run.id, filter=TimelineFilter(span="nope"))
 
 
-def test_narrowed_by_agent_kind_status_and_words(store, run):
+def test_filter_by_agent_kind_status_and_text(store, run):
     def filtered(**fields):
         return labels(store.timeline.of_run(run.id, filter=TimelineFilter(**fields)))
 
@@ -78,7 +78,7 @@ def test_narrowed_by_agent_kind_status_and_words(store, run):
         filtered(text="...")
 
 
-def test_a_kind_that_is_asked_for_is_shown(store):
+def test_a_requested_kind_is_shown(store):
     with store.run(agent="a") as recorded, recorded.span("look", kind="retrieval"):
         pass
     store.flush()
@@ -90,7 +90,7 @@ def test_a_kind_that_is_asked_for_is_shown(store):
 @pytest.mark.parametrize(
     "fields", [{}, {"status": "ok"}, {"text": "parcel"}, {"kind": "tool", "text": "parcel", "status": "ok"}]
 )
-def test_pages_of_any_size_hold_the_same(store, first, fields):
+def test_pages_of_any_size_have_the_same_events(store, first, fields):
     with store.run(agent="a", thread="t") as recorded:
         for number in range(7):
             with recorded.tool("look", {"for": f"parcel {number}" if number % 2 else "nothing"}) as call:
@@ -113,7 +113,7 @@ def test_pages_of_any_size_hold_the_same(store, first, fields):
 
 
 @pytest.mark.parametrize("scanned", [1, 500])
-def test_a_span_whose_beginning_has_a_row_of_its_own_is_told_whole(store, monkeypatch, scanned):
+def test_an_announced_span_is_returned_whole(store, monkeypatch, scanned):
     """Its words are in the row of its beginning, its status in that of its end, and pages may part them."""
     monkeypatch.setattr("treering.runs.timeline._PAGE", scanned)
     services.use(store)
@@ -136,7 +136,7 @@ def test_a_span_whose_beginning_has_a_row_of_its_own_is_told_whole(store, monkey
     assert filtered(status="ok") == []
 
 
-def test_a_loop_of_parents_ends(store):
+def test_a_cycle_of_parents_terminates(store):
     """OTLP takes what it is sent."""
     run = store.run(agent="a")
     with run:
