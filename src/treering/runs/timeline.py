@@ -5,7 +5,7 @@ it ends. Reading therefore merges the rows with the ends of spans that were alre
 carries the few spans whose end is still to come. **Invariant:** paging returns every event that existed at
 the first page exactly once, in the order of (time, sequence number).
 
-A `TimelineFilter` is built once, by whoever asks, and applied here. How a span ended and what its input was
+A `TimelineFilter` is built once, by the caller, and applied here. How a span ended and what its input was
 may be in two rows, the open row and the row of its end, so the two are looked at together. **Invariant:** a
 span is returned whole, start and end, or not at all.
 """

@@ -1,6 +1,7 @@
-"""Connections for reading entities: one per session, with the views of one space, and no way to write.
+"""Connections for reading entities: one per session, with the views of one space, and read-only.
 
-The database itself refuses to write on such a connection, and the session refuses before that, with words.
+The database itself refuses writes on such a connection, and the session refuses them first, with a clear
+error.
 """
 
 from __future__ import annotations
@@ -30,57 +31,59 @@ _DRIVERS: Final[dict[str, str]] = {"sqlite": "sqlite://", "postgresql": "postgre
 
 
 class ReadingSession(Session):
-    """SQLModel's session over the entities of a store, for reading."""
+    """A read-only SQLModel session over the entities of a store."""
 
     def exec(self, statement: Any, **options: Any) -> Any:
-        """Run a ``select``; what was read before is brought up to date where it is read again."""
+        """Run a ``select``; entities that are read again are refreshed."""
         execution = {"populate_existing": True, **options.pop("execution_options", {})}
         return super().exec(statement, execution_options=execution, **options)
 
     def _refuse(self) -> NoReturn:
         raise ReadOnly(
-            "entities are for reading; write with treering.compat.services (create_run, save_message, ...) "
+            "entities are read-only; write with treering.compat.services (create_run, save_message, ...) "
             "or store.run(...)"
         )
 
     def add(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused."""
+        """Raise `ReadOnly`."""
         self._refuse()
 
     def add_all(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused."""
+        """Raise `ReadOnly`."""
         self._refuse()
 
     def delete(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused."""
+        """Raise `ReadOnly`."""
         self._refuse()
 
     def merge(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused."""
+        """Raise `ReadOnly`."""
         self._refuse()
 
     def flush(self, *_: Any, **__: Any) -> None:
-        """There is nothing to write, unless someone changed what was read."""
+        """Raise `ReadOnly` if an entity was changed."""
         if self.new or self.deleted or any(self.is_modified(each) for each in self.dirty):
             self.expunge_all()
             self._refuse()
 
 
 def open_session(store: Store) -> ReadingSession:
-    """A session that reads the entities of this store; close it, or use it in a ``with`` statement.
+    """Return a session that reads the entities of a store; close it, or use it in a ``with`` statement.
 
-    Costs are converted at the rates that are known when it is opened.
+    Costs are converted at the rates known when it is opened.
     """
     store.flush()
     engine: Any = store.engine
     dialect: Dialect | None = getattr(engine, "sql_dialect", None)
     if dialect is None:
-        raise Unsupported(f"{store.url} has no SQL to be asked; entities are read from SQLite and PostgreSQL")
+        raise Unsupported(
+            f"{store.url} does not support SQL; entities are supported on SQLite and PostgreSQL"
+        )
     sql = create_engine(
         _DRIVERS[dialect],
         creator=lambda: _connected(store, dialect),
         poolclass=NullPool,
-        isolation_level="AUTOCOMMIT",  # no transaction outlives its question
+        isolation_level="AUTOCOMMIT",  # no transaction outlives its query
     )
     if dialect == "sqlite":
         event.listen(sql, "before_cursor_execute", lambda *_: engine.flush())
@@ -91,7 +94,7 @@ def open_session(store: Store) -> ReadingSession:
 
 
 class _Payloads:
-    """The payload of the row that is just read: its columns are all made from one content."""
+    """Caches the payload of the current row: all its columns come from one content."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -137,7 +140,7 @@ def _connected(store: Store, dialect: Dialect) -> Any:
 
 
 def _rates(store: Store, connection: Any, space: int) -> list[tuple[int, str, float]]:
-    """The rates of all days on which something was spent, and of the days around now."""
+    """Return the rates of all days with costs, and of the days around today."""
     spent = connection.execute(
         "SELECT DISTINCT day, currency FROM rollup "
         f"WHERE space = {space} AND grain = 'day' AND key = '' AND currency <> ''"
@@ -151,14 +154,14 @@ def _rates(store: Store, connection: Any, space: int) -> list[tuple[int, str, fl
         try:
             rate = exchange.rate(currency, day)
         except MissingExtra:
-            continue  # then only euros are euros
+            continue  # then only amounts in euros are shown
         if rate is not None:
             rows.append((day, currency, float(rate.rate)))
     return rows
 
 
 def _run_of(connection: Any, event_id: str | None) -> str | None:
-    """The run that an event is of. As a function, because SQLite pushes no subquery into a UNION."""
+    """Return the run of an event. A function, because SQLite pushes no subquery into a UNION."""
     found = connection.execute(
         f"SELECT run FROM {HOMES} WHERE id IN (?, ?) LIMIT 1", (event_id, f"{event_id}:open")
     ).fetchone()
@@ -166,7 +169,7 @@ def _run_of(connection: Any, event_id: str | None) -> str | None:
 
 
 def _key(address: str | None) -> bytes | str | None:
-    """What the index of a payload's place holds."""
+    """Return the indexed value of a payload's address."""
     try:
         place = None if address is None else parse_address(address)
     except InvalidInput:

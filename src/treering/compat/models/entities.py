@@ -1,7 +1,10 @@
-"""The entities, with the columns and relationships of the document, under its names.
+"""The entities of the Orchestrator, with its names of columns and relationships.
 
-Relationships are loaded when they are touched, through the run that both sides are of, so each is one range
-of an index. A payload is there by its id (``message.content_ref``) and as a `BlobRef` (``message.content``).
+Relationships are loaded on access, through the run of both sides, so each is one range of an index. A payload
+is available by its id (``message.content_ref``) and as a `BlobRef` (``message.content``).
+
+A view computes some ids from stored values, and no index has the computed ones. The column types here add to
+a comparison the same condition on the indexed value, so that ``Run.id == x`` is a look-up and not a scan.
 """
 
 from __future__ import annotations
@@ -36,18 +39,11 @@ from treering.core.encoding import decode_json
 from treering.errors import Unsupported
 from treering.runs.run import RUNS
 
-# -----------------------------------------------------------------------------------------------------------
-# Types of columns: how stored values become Python's, and which index finds them.
-#
-# A view computes some ids from what is stored, and no index knows the computed ones. The types here add to a
-# comparison the same condition on what is indexed, so that ``Run.id == x`` is a look-up and not a scan.
-
-
 # pyright: reportUnknownMemberType=false, reportMissingTypeArgument=false, reportUnknownParameterType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 _RESERVED: Final = ("announced", "input", "input_size", "computed_cost", "priced_by")
-"""What the recorder adds to the metadata of a span."""
+"""Keys that treering adds to the metadata of a span."""
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -57,33 +53,33 @@ class UtcDateTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Any) -> int | None:  # noqa: ARG002
-        """A naive datetime is taken as UTC."""
+        """Convert to microseconds; a naive datetime is in UTC."""
         return None if value is None else from_datetime(value)
 
     def process_result_value(self, value: Any, dialect: Any) -> datetime | None:  # noqa: ARG002
-        """Exact to the microsecond."""
+        """Convert to an aware datetime."""
         return None if value is None else to_datetime(value)
 
 
 class RunMeta(TypeDecorator[dict]):
-    """The metadata in a run's state."""
+    """The metadata of a run."""
 
     impl = LargeBinary
     cache_ok = True
 
     def process_result_value(self, value: Any, dialect: Any) -> dict[str, Any]:  # noqa: ARG002
-        """What was given, and the error that ended it."""
+        """Return the metadata, with the error that ended it."""
         return decode_json(bytes(value)).get("meta", {})
 
 
 class SpanMeta(TypeDecorator[dict]):
-    """The metadata of a span, without what the recorder notes for itself."""
+    """The metadata of a span, without treering's own keys."""
 
     impl = LargeBinary
     cache_ok = True
 
     def process_result_value(self, value: Any, dialect: Any) -> dict[str, Any]:
-        """What was given, and the error that ended it."""
+        """Return the metadata, with the error that ended it."""
         if value is None:
             return {}
         plain: dict[str, Any] = decode_json(dialect.treering_dictionary.expand(bytes(value)))
@@ -91,13 +87,13 @@ class SpanMeta(TypeDecorator[dict]):
 
 
 class _Indexed(TypeDecorator.Comparator):
-    """Comparisons for equality that also say what the index knows."""
+    """Adds a condition on the indexed value to comparisons for equality."""
 
     def operate(self, op: Any, *other: Any, **options: Any) -> Any:
         plain = super().operate(op, *other, **options)
         value: Any = other[0] if other else None
         if op is not operators.eq or not isinstance(value, str | BindParameter):
-            return plain  # also for columns: whether two are the same one is asked in this way
+            return plain  # also for columns: SQLAlchemy compares them with ==
         if isinstance(value, str):
             value = bindparam(None, value, type_=Text(), unique=True)
         own_type: Any = self.type
@@ -106,7 +102,7 @@ class _Indexed(TypeDecorator.Comparator):
 
 
 class RunId(TypeDecorator[str]):
-    """The id of a run, found by the name of its ref."""
+    """The id of a run, looked up by the name of its ref."""
 
     impl = Text
     cache_ok = True
@@ -119,7 +115,7 @@ class RunId(TypeDecorator[str]):
 
 
 class EventId(TypeDecorator[str]):
-    """The id of a message, a span or a call, found through the run that it is of."""
+    """The id of a message, span or call, looked up through its run."""
 
     impl = Text
     cache_ok = True
@@ -132,7 +128,7 @@ class EventId(TypeDecorator[str]):
 
 
 class ResultId(TypeDecorator[str]):
-    """The id of a tool's result, which is that of its call and a word."""
+    """The id of a tool result: that of its call with a suffix."""
 
     impl = Text
     cache_ok = True
@@ -145,7 +141,7 @@ class ResultId(TypeDecorator[str]):
 
 
 class RunOf(FunctionElement):
-    """The run that an event is of."""
+    """The run of an event."""
 
     type = Text()
     name = "run_of"
@@ -164,7 +160,7 @@ def _run_in_postgresql(element: Any, compiler: Any, **options: Any) -> str:
 
 
 class BlobId(TypeDecorator[str]):
-    """The address of a payload, found by its object or its commit."""
+    """The address of a payload, looked up by its object or commit."""
 
     impl = Text
     cache_ok = True
@@ -172,12 +168,12 @@ class BlobId(TypeDecorator[str]):
 
     @staticmethod
     def hint(view: Any, value: Any) -> Any:
-        """The object's name, or the batch that brought it."""
+        """The object's name, or the batch."""
         return IsAt(view.c.key, view.c.object_name, view.c.batch, value)
 
 
 class IsAt(FunctionElement):
-    """Whether a payload is where an address says."""
+    """Whether a payload has an address."""
 
     type = Integer()  # as a Boolean it would be compared with 1, and no index would see through that
     name = "is_at"
@@ -199,7 +195,7 @@ def _in_postgresql(element: Any, compiler: Any, **options: Any) -> str:
 
 
 class Read(TypeDecorator[Any]):
-    """A part of a payload: read through the store, which checks it, when the row is."""
+    """A part of a payload, read and verified through the store together with the row."""
 
     impl = Text
     cache_ok = True
@@ -209,24 +205,22 @@ class Read(TypeDecorator[Any]):
         self.part = part
 
     def process_bind_param(self, value: Any, dialect: Any) -> Any:  # noqa: ARG002
-        """Payloads are not searched by what is in them."""
+        """Refuse comparisons."""
         raise Unsupported(
-            f"{self.part} of a BlobRef is read with the row and not compared with {value!r}; select it by id"
+            f"{self.part} of a BlobRef cannot be compared with {value!r} in SQL; select it by id"
         )
 
     def process_result_value(self, value: Any, dialect: Any) -> Any:
-        """The part of the payload at this address."""
+        """Return the part of the payload at an address."""
         return dialect.treering_payloads.part(self.part, value)
 
-
-# -----------------------------------------------------------------------------------------------------------
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportIncompatibleVariableOverride=false
 
 
 class Entity(SQLModel, registry=registry()):
-    """What is read from the store. It has its own metadata: your tables and these never meet."""
+    """Base of the entities, with metadata of its own, separate from your tables."""
 
 
 def _id(type_: Any) -> Any:
@@ -243,7 +237,7 @@ def _column(type_: Any) -> Any:
 
 
 class Run(Entity, table=True):
-    """One execution; ``status`` is ``running`` until it ends (`store.runs.mark_crashed` finds the dead)."""
+    """One execution; ``status`` is ``running`` until it ends (see `store.runs.mark_crashed`)."""
 
     __tablename__: ClassVar[Any] = "treering_run"
 
@@ -255,7 +249,7 @@ class Run(Entity, table=True):
 
 
 class AgentSpan(Entity, table=True):
-    """A stretch of an agent's work; ``end_ts`` is ``None`` and ``status`` is ``running`` while it is open."""
+    """A span of an agent; ``end_ts`` is ``None`` and ``status`` is ``running`` while it runs."""
 
     __tablename__: ClassVar[Any] = "treering_agent_span"
 
@@ -271,7 +265,7 @@ class AgentSpan(Entity, table=True):
 
 
 class Message(Entity, table=True):
-    """A message; ``cost_eur`` is at the rate of its day, and ``None`` where it has no price."""
+    """A message; ``cost_eur`` is at the rate of its day, and ``None`` without a price."""
 
     __tablename__: ClassVar[Any] = "treering_message"
 
@@ -289,7 +283,7 @@ class Message(Entity, table=True):
 
 
 class ToolCall(Entity, table=True):
-    """A call of a tool, by the span that it is in."""
+    """A tool call."""
 
     __tablename__: ClassVar[Any] = "treering_tool_call"
 
@@ -303,7 +297,7 @@ class ToolCall(Entity, table=True):
 
 
 class ToolResult(Entity, table=True):
-    """What a call gave."""
+    """The result of a tool call."""
 
     __tablename__: ClassVar[Any] = "treering_tool_result"
 
@@ -316,7 +310,7 @@ class ToolResult(Entity, table=True):
 
 
 class BlobRef(Entity, table=True):
-    """A payload, wherever it lies: ``kind`` is ``json`` or ``text``, ``data`` the value itself.
+    """A payload: ``kind`` is ``json`` or ``text``, ``data`` the value.
 
     ``kind``, ``data`` and ``sha256`` (its object name) are read with the row; they cannot be compared in SQL.
     """
@@ -335,7 +329,7 @@ def _table(entity: Any) -> Any:
 
 
 def _columns_for_indexes() -> None:
-    """Columns of the views that no entity shows (see `models.columns`)."""
+    """Add the columns of the views that only serve index look-ups."""
     hidden: dict[Any, dict[str, Any]] = {
         Run: {"ref_name": Text()},
         BlobRef: {"key": LargeBinary(), "object_name": LargeBinary(), "batch": Text()},
@@ -346,7 +340,7 @@ def _columns_for_indexes() -> None:
 
 
 class _Remote:
-    """The columns of an entity's view, as the far side of a relationship."""
+    """The columns of an entity's view, as the remote side of a relationship."""
 
     def __init__(self, entity: Any) -> None:
         self.c = self

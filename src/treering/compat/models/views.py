@@ -1,9 +1,9 @@
-"""The views that the entities are read from, as SQL of both databases.
+"""The SQL views behind the entities, for SQLite and PostgreSQL.
 
-They are temporary: each connection makes its own when it is opened, for the one space that it may see, so a
-store needs no other tables than its own and no tenant sees another. A column that only serves to find rows by
-an index (``ref_name``, ``day``, ``key`` and the like) is no column of the entity; the types in
-`models.columns` ask for it.
+They are temporary: each connection creates its own when it is opened, for the one space that it may see, so a
+store needs no further tables and no tenant sees another. Columns that only serve index look-ups
+(``ref_name``, ``day``, ``key`` and the like) are not columns of the entity; the column types in `entities`
+use them.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ Dialect = Literal["sqlite", "postgresql"]
 RATES: Final = "treering_rate"
 DAYS: Final = "treering_day"
 HOMES: Final = "treering_home"
-"""Which run an event is of: one look into the journal's own key for each day of the store."""
+"""The run of an event: one look-up in the journal's key for each day of the store."""
 
 _AGENT, _TOOL = "agent", "tool"
 _LLM: Final = "llm"
-"""A call of a model that says whose message came out of it is that message, too (see `views.otlp`)."""
+"""A model call with a role is a message, too (see `runs.span`)."""
 _TEXT_KINDS: Final = "1, 2"
 """JSON and text, as `core.content` numbers them."""
 
 
 def view_statements(dialect: Dialect, space: int) -> list[str]:
-    """What makes the views of a space."""
+    """Return the statements that create the views of a space."""
     views = {
         DAYS: f"SELECT DISTINCT day FROM rollup WHERE space = {space} AND grain = 'day' AND key = ''",
         HOMES: (
@@ -162,11 +162,11 @@ def _address(column: str, alias: str) -> str:
 
 
 _INPUT: Final = f"coalesce({_address('o.body', 'o')}, {_address('e.links', 'e')})"
-"""What a span was given: the body of the row of its beginning, or what the row of its end links to."""
+"""The input of a span: the body of its open row, or a link of its end."""
 _SPAN: Final = "coalesce(nullif(e.span, ''), e.id)"
-"""A span that is called like its row is stored as an empty text."""
+"""A span with the id of its row is stored as an empty text."""
 _RUN: Final = "JOIN run u ON u.space = e.space AND u.no = e.run"
-"""The name of a row's run."""
+"""Joins the name of a row's run."""
 _BEGINNING: Final = "LEFT JOIN event o ON o.space = e.space AND o.day = e.day AND o.id = e.id || ':open'"
 _NOT_ENDED: Final = (
     "NOT EXISTS (SELECT 1 FROM event d WHERE d.space = e.space AND d.day = e.day AND d.id = e.span)"
@@ -174,7 +174,7 @@ _NOT_ENDED: Final = (
 
 
 def _events(dialect: Dialect) -> str:
-    """The journal by runs. SQLite, which knows nothing of the tables' sizes, would rather walk all of it."""
+    """The journal by runs. SQLite does not know the sizes of tables, and would scan all of it."""
     hint = "INDEXED BY event_run" if dialect == "sqlite" else ""
     return f"event e {hint} {_RUN}"
 
