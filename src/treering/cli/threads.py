@@ -66,9 +66,9 @@ def checkpoint_lines(checkpoint: Checkpoint, messages: list[Any], state: dict[st
         "waits for": json_text(record.pending_interrupt) if record.pending_interrupt is not None else "",
     }
     yield from (f"  {name:<10}  {clean(fact)}" for name, fact in facts.items() if fact)
-    for name, stretch in record.lists.items():
+    for name, prefix in record.lists.items():
         if name != "messages":
-            yield f"  {clean(name):<10}  {stretch.length} items"
+            yield f"  {clean(name):<10}  {prefix.length} items"
     count = message_count(record)
     yield typer.style(f"messages ({count})", bold=True)
     if count > len(messages):
@@ -80,20 +80,20 @@ def checkpoint_lines(checkpoint: Checkpoint, messages: list[Any], state: dict[st
         yield from (f"  {clean(name)} = {clean(json_text(value))}" for name, value in state.items())
 
 
-def difference_lines(told: Difference) -> Iterator[str]:
+def difference_lines(changes: Difference) -> Iterator[str]:
     """The differences between two checkpoints."""
-    yield f"{told.before} -> {told.after}, {told.common} messages in common"
-    for index, message in told.removed:
+    yield f"{changes.before} -> {changes.after}, {changes.common} messages in common"
+    for index, message in changes.removed:
         yield from _coloured("red", _said("-", index, message))
-    for each in told.changed:
+    for each in changes.changed:
         yield from _coloured("red", _said("-", each.index, each.before))
         yield from _coloured("green", _said("+", each.index, each.after))
-    for index, message in told.added:
+    for index, message in changes.added:
         yield from _coloured("green", _said("+", index, message))
-    yield from _patched("state", told.state)
-    for name, patch in told.lists.items():
+    yield from _patched("state", changes.state)
+    for name, patch in changes.lists.items():
         yield from _patched(f"list {name}", patch)
-    if told.is_empty:
+    if changes.is_empty:
         yield "nothing differs"
 
 
@@ -171,8 +171,8 @@ def threads(
     table = [["THREAD", "NAMESPACE", "STEP", "MESSAGES", "UPDATED", "NOTE"]]
     for each, head in zip(shown, heads, strict=True):
         count = "?" if head is None else f"{message_count(head)}"
-        told = [each.id, each.namespace, f"{each.step}", count, when(each.updated_at), _remark(head)]
-        table.append([*map(clean, told)])
+        row = [each.id, each.namespace, f"{each.step}", count, when(each.updated_at), _remark(head)]
+        table.append([*map(clean, row)])
     lines = rows(table) if listed else [f"no threads{' that begin like this' if prefix else ''} yet"]
     show(listed, lines, as_json=as_json)
     if more and not as_json:
@@ -242,7 +242,7 @@ def show_checkpoint(
     what = {
         **summary(record),
         "messages": raw(messages),
-        "lists": {name: stretch.length for name, stretch in record.lists.items()},
+        "lists": {name: prefix.length for name, prefix in record.lists.items()},
         "state": raw(state),
     }
     show(what, checkpoint_lines(found, messages, state), as_json=as_json)
@@ -272,22 +272,22 @@ def diff(
             return
         finder = _finder(opened, user_namespace)
         old, new = _checkpoint(opened, finder, before), _checkpoint(opened, finder, after)
-        told = difference(old, new, files=opened.workspace.diff(old.snapshot, new.snapshot))
+        changes = difference(old, new, files=opened.workspace.diff(old.snapshot, new.snapshot))
     what = {
-        "before": told.before,
-        "after": told.after,
-        "common": told.common,
-        "added": [{"index": index, "message": raw(message)} for index, message in told.added],
-        "removed": [{"index": index, "message": raw(message)} for index, message in told.removed],
+        "before": changes.before,
+        "after": changes.after,
+        "common": changes.common,
+        "added": [{"index": index, "message": raw(message)} for index, message in changes.added],
+        "removed": [{"index": index, "message": raw(message)} for index, message in changes.removed],
         "changed": [
             {"index": each.index, "before": raw(each.before), "after": raw(each.after)}
-            for each in told.changed
+            for each in changes.changed
         ],
-        "state": raw(told.state),
-        "lists": {name: raw(patch) for name, patch in told.lists.items()},
-        "files": told.files,
+        "state": raw(changes.state),
+        "lists": {name: raw(patch) for name, patch in changes.lists.items()},
+        "files": changes.files,
     }
-    show(what, [*difference_lines(told), *file_lines(told.files)], as_json=as_json)
+    show(what, [*difference_lines(changes), *file_lines(changes.files)], as_json=as_json)
 
 
 @takes_store

@@ -267,13 +267,13 @@ def _lines(report: ImportReport) -> list[str]:
     would = "would import" if report.dry_run else "imported"
     lines = [f"{report.source} ({report.importer})"]
     for each in report.files:
-        told = f"{would} {each.new:,}" if each.new or each.known or not each.left_out else "not imported"
+        summary = f"{would} {each.new:,}" if each.new or each.known or not each.left_out else "not imported"
         if each.known:
-            told += f", {each.known:,} there already"
+            summary += f", {each.known:,} there already"
         if each.left_out and (each.new or each.known):
-            told += f", {each.left_out:,} left out"
+            summary += f", {each.left_out:,} left out"
         note = f" ({each.note})" if each.note else ""
-        lines.append(f"  {each.path}: {each.found:,} {each.holds}, {told}{note}")
+        lines.append(f"  {each.path}: {each.found:,} {each.holds}, {summary}{note}")
     return [*lines, *_oddities(report), *_spent(report)]
 
 
@@ -299,12 +299,12 @@ def _spent(report: ImportReport) -> list[str]:
         total.add(_renamed(each, project="total", day=""))
         projects.add(_renamed(each, day=""))
         days.add(_renamed(each, project=""))
-    told: list[Spent] = sorted(projects.spent, key=lambda each: -sum(each.nanos.values()))
+    by_cost: list[Spent] = sorted(projects.spent, key=lambda each: -sum(each.nanos.values()))
     head = ("runs", "tokens", "cost")
     by_project = rows(
         [
             ("project", *head),
-            *((clean(each.project), *_sums(each)) for each in [*told, *total.spent]),
+            *((clean(each.project), *_sums(each)) for each in [*by_cost, *total.spent]),
         ]
     )
     shown = days.spent[-_DAYS:]

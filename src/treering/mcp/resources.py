@@ -123,8 +123,8 @@ class Resources:
 
         def read() -> str:
             old, new = self._checkpoint(before), self._checkpoint(after)
-            told = self._store.thread(new.thread_id, new.namespace).diff(old, new)
-            return self._json(plain(_difference(told)))
+            changes = self._store.thread(new.thread_id, new.namespace).diff(old, new)
+            return self._json(plain(_difference(changes)))
 
         return _answered(read)
 
@@ -143,19 +143,19 @@ class Resources:
         return msgspec.json.encode(fitted(value, self._limit)).decode()
 
 
-def _difference(told: Difference) -> dict[str, Any]:
+def _difference(changes: Difference) -> dict[str, Any]:
     return {
-        "before": told.before,
-        "after": told.after,
-        "common_messages": told.common,
-        "added": [{"index": index, "message": message} for index, message in told.added],
-        "removed": [{"index": index, "message": message} for index, message in told.removed],
+        "before": changes.before,
+        "after": changes.after,
+        "common_messages": changes.common,
+        "added": [{"index": index, "message": message} for index, message in changes.added],
+        "removed": [{"index": index, "message": message} for index, message in changes.removed],
         "changed": [
-            {"index": each.index, "before": each.before, "after": each.after} for each in told.changed
+            {"index": each.index, "before": each.before, "after": each.after} for each in changes.changed
         ],
-        "state": told.state,
-        "lists": told.lists,
-        "files": [msgspec.to_builtins(each) for each in told.files],
+        "state": changes.state,
+        "lists": changes.lists,
+        "files": [msgspec.to_builtins(each) for each in changes.files],
     }
 
 
