@@ -11,7 +11,7 @@ from tests.server.test_serving import Server
 from treering.core.batch import Add, Draft
 from treering.core.query import EventQuery
 from treering.engines.remote.engine import RemoteEngine
-from treering.engines.remote.transport import Connections, place_of
+from treering.engines.remote.transport import ConnectionPool, parse_server_url
 from treering.testing import batches
 from treering.testing.portrait import all_records
 
@@ -23,7 +23,7 @@ def test_clients_outlive_the_server(tmp_path):
     store = tmp_path / "store"
 
     def work(url, client):
-        on = RemoteEngine(Connections(place_of(url, with_key=False), patience_seconds=100))
+        on = RemoteEngine(ConnectionPool(parse_server_url(url, with_key=False), retry_seconds=100))
         receipts = []
         for number in range(COMMITS):
             draft = Draft("default")
@@ -59,7 +59,7 @@ def test_clients_outlive_the_server(tmp_path):
 
 def _until(url, seq):
     """Return when so much was committed."""
-    on = RemoteEngine(Connections(place_of(url, with_key=False), patience_seconds=100))
+    on = RemoteEngine(ConnectionPool(parse_server_url(url, with_key=False), retry_seconds=100))
     while on.wait("default", seq, seconds=60) <= seq:
         pass
     on.close()

@@ -1,8 +1,12 @@
-"""The gateway's methods: what each call of a remote engine does on the engine here.
+"""The methods of the gateway: how each call of a remote engine is executed on the server's engine.
 
-**Invariant:** which space a call works on follows from the key's project and the namespace alone, and no
-namespace leads out of the project: ``default`` is the project's own space, any other one a side space of the
-project, whose name begins with the project's. Whatever a record says about its space is overwritten.
+**Invariant:** the space of a call is derived only from the key's project and the namespace, and no namespace
+leads out of the project: ``default`` is the project's own space, any other one a side space whose name starts
+with the project's. A space named in a record is overwritten.
+
+`CommitWaiters` lets any number of clients wait for commits with one thread per space. **Invariant:** a client
+that waits for a commit after a sequence number is notified of the first one, even if it happens while the
+client is being registered.
 """
 
 from __future__ import annotations
@@ -33,14 +37,14 @@ from treering.server.auth import Access
 from treering.server.http import problem_of
 
 SIDE: Final = "side."
-"""Where names of side spaces begin. No project that begins so has a gateway."""
+"""The prefix of side spaces. A project whose name starts with it cannot use the gateway."""
 
-_LONGEST_SECONDS: Final = 366 * 86_400.0
+_MAX_SECONDS: Final = 366 * 86_400.0
 _log: Final = logging.getLogger("treering.server")
 
 
-class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a call works: the engine, the caller's project, and the namespace in it."""
+class GatewayTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """What a call works on: the engine, the caller's project, and a namespace in it."""
 
     engine: Engine
     access: Access
@@ -54,15 +58,17 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def space_of(project: str, namespace: str) -> str:
-    """The space of a namespace of a project. Different pairs never have the same one."""
+    """Return the space of a namespace of a project, unique for each pair."""
     if project.startswith(SIDE):
-        raise Forbidden(f"projects whose names begin with {SIDE!r} have no gateway; rename the project")
+        raise Forbidden(
+            f"projects whose names start with {SIDE!r} cannot use the gateway; rename the project"
+        )
     if namespace == protocol.DEFAULT_NAMESPACE:
         return project
     if namespace == project:
         raise InvalidInput(
-            f"the key belongs to project {project!r}, so namespace={namespace!r} would be another one inside "
-            "of it; leave the namespace out to work in the project itself"
+            f"the key belongs to project {project!r}, so namespace={namespace!r} would be a second one "
+            "inside of it; omit the namespace to use the project itself"
         )
     space = _side(project) + check_space(namespace)
     if len(space) > MAX_SPACE_CHARS:
@@ -74,7 +80,7 @@ def space_of(project: str, namespace: str) -> str:
 
 
 def namespaces_of(project: str, spaces: Sequence[str]) -> list[str]:
-    """The namespaces of a project among all spaces of an engine, by name."""
+    """Return the namespaces of a project among all spaces of an engine, by name."""
     side = _side(project)
     found = [space.removeprefix(side) for space in spaces if space.startswith(side)]
     return sorted([*found, protocol.DEFAULT_NAMESPACE] if project in spaces else found)
@@ -84,45 +90,45 @@ def _side(project: str) -> str:
     return f"{SIDE}{len(project)}.{project}."
 
 
-def _hello(site: Site, _: protocol.Nothing) -> protocol.Hello:
+def _hello(target: GatewayTarget, _: protocol.NoArguments) -> protocol.Hello:
     return protocol.Hello(
         protocol=protocol.VERSION,
         version=treering.__version__,
-        caps=msgspec.structs.replace(site.engine.caps, shared_writers=True, backup=False),
-        project=site.access.project,
-        scope=site.access.scope,
-        max_request_bytes=site.max_request_bytes,
+        caps=msgspec.structs.replace(target.engine.caps, shared_writers=True, backup=False),
+        project=target.access.project,
+        scope=target.access.scope,
+        max_request_bytes=target.max_request_bytes,
     )
 
 
 # Writing
-def _commit(site: Site, args: protocol.Commits) -> tuple[protocol.Done | protocol.Failure, ...]:
-    if len(args.batches) == 1:  # without a change of thread
-        return (_outcome(lambda: site.engine.commit(_own(site, args.batches[0]))),)
-    under_way: list[Callable[[], Receipt]] = []
+def _commit(
+    target: GatewayTarget, args: protocol.CommitRequest
+) -> tuple[protocol.Committed | protocol.Failure, ...]:
+    if len(args.batches) == 1:  # avoids switching threads
+        return (_outcome(lambda: target.engine.commit(_validated(target, args.batches[0]))),)
+    results: list[Callable[[], Receipt]] = []
     for batch in args.batches:
         try:
-            under_way.append(site.engine.submit(_own(site, batch)).result)
-        except Exception as error:  # noqa: BLE001 - it is of this batch alone
-            under_way.append(_raiser(error))
-    return tuple(map(_outcome, under_way))
+            results.append(target.engine.submit(_validated(target, batch)).result)
+        except Exception as error:  # noqa: BLE001 - concerns only this batch
+            results.append(_raiser(error))
+    return tuple(map(_outcome, results))
 
 
-def _own(site: Site, batch: Batch) -> Batch:
+def _validated(target: GatewayTarget, batch: Batch) -> Batch:
     for name, content in batch.objects.items():
         if content.name != name:
-            raise InvalidInput(
-                f"object {name[:12]} holds other bytes than its name says; nothing was written"
-            )
-    return msgspec.structs.replace(batch, space=site.space)
+            raise InvalidInput(f"object {name[:12]} does not match its name; nothing was written")
+    return msgspec.structs.replace(batch, space=target.space)
 
 
-def _outcome(result: Callable[[], Receipt]) -> protocol.Done | protocol.Failure:
+def _outcome(result: Callable[[], Receipt]) -> protocol.Committed | protocol.Failure:
     try:
-        return protocol.Done(result())
+        return protocol.Committed(result())
     except TreeringError as error:
         return failure_of(error)
-    except Exception as error:  # noqa: BLE001 - the neighbours in the request are not to blame
+    except Exception as error:  # noqa: BLE001 - other batches of the request are not affected
         reference = secrets.token_hex(4)
         _log.error("a commit failed [%s]", reference, exc_info=error)
         return protocol.Failure(
@@ -138,47 +144,49 @@ def _raiser(error: Exception) -> Callable[[], Receipt]:
 
 
 def failure_of(error: TreeringError) -> protocol.Failure:
-    """An error as it travels inside of a message: by the nearest class that clients know."""
+    """Return an error as a message, with the nearest class that clients know."""
     problem = problem_of(error)
     kind = next(each for each in type(error).__mro__ if getattr(errors, each.__name__, None) is each)
     return protocol.Failure(kind=kind.__name__, detail=problem.detail, more=problem.more)
 
 
-def _stage(site: Site, contents: list[Content]) -> list[str]:
-    return site.engine.stage(site.space, contents)
+def _stage(target: GatewayTarget, contents: list[Content]) -> list[str]:
+    return target.engine.stage(target.space, contents)
 
 
-def _claim(site: Site, args: protocol.Claim) -> Lease | None:
-    return site.engine.claim(
-        site.space, args.name, holder=args.holder, seconds=_seconds(args.seconds, "a lease")
+def _claim(target: GatewayTarget, args: protocol.ClaimRequest) -> Lease | None:
+    return target.engine.claim(
+        target.space, args.name, holder=args.holder, seconds=_seconds(args.seconds, "a lease")
     )
 
 
-def _heartbeat(site: Site, args: protocol.Held) -> Lease | None:
-    return site.engine.heartbeat(_own_lease(site, args.lease), seconds=_seconds(args.seconds, "a lease"))
+def _heartbeat(target: GatewayTarget, args: protocol.LeaseRequest) -> Lease | None:
+    return target.engine.heartbeat(
+        _local_lease(target, args.lease), seconds=_seconds(args.seconds, "a lease")
+    )
 
 
-def _release(site: Site, args: protocol.Held) -> None:
-    site.engine.release(_own_lease(site, args.lease))
+def _release(target: GatewayTarget, args: protocol.LeaseRequest) -> None:
+    target.engine.release(_local_lease(target, args.lease))
 
 
-def _own_lease(site: Site, lease: Lease) -> Lease:
-    return msgspec.structs.replace(lease, space=site.space)
+def _local_lease(target: GatewayTarget, lease: Lease) -> Lease:
+    return msgspec.structs.replace(lease, space=target.space)
 
 
 def _seconds(seconds: float, what: str) -> float:
-    if not math.isfinite(seconds) or not 0 <= seconds <= _LONGEST_SECONDS:
-        raise InvalidInput(f"{what} of {seconds} seconds is not acceptable; use 0 to {_LONGEST_SECONDS:.0f}")
+    if not math.isfinite(seconds) or not 0 <= seconds <= _MAX_SECONDS:
+        raise InvalidInput(f"{what} of {seconds} seconds is invalid; use 0 to {_MAX_SECONDS:.0f}")
     return seconds
 
 
 # Reading
-def _get(site: Site, args: protocol.Addresses) -> Iterator[list[Content]]:
-    return _pieces(site.engine.get(site.space, args.addresses))
+def _get(target: GatewayTarget, args: protocol.AddressesRequest) -> Iterator[list[Content]]:
+    return _pieces(target.engine.get(target.space, args.addresses))
 
 
-def _read_list(site: Site, args: protocol.OneList) -> Iterator[list[Content]]:
-    return _pieces(site.engine.read_list(site.space, args.list, args.start, args.stop))
+def _read_list(target: GatewayTarget, args: protocol.ListRequest) -> Iterator[list[Content]]:
+    return _pieces(target.engine.read_list(target.space, args.list, args.start, args.stop))
 
 
 def _pieces(contents: list[Content]) -> Iterator[list[Content]]:
@@ -193,130 +201,128 @@ def _pieces(contents: list[Content]) -> Iterator[list[Content]]:
     yield piece
 
 
-# Looking after it
-def _check(site: Site, args: protocol.Check) -> Iterator[list[protocol.Found | protocol.Progress]]:
-    for found in site.engine.check(site.space, read_content=args.read_content):
+# Maintenance
+def _check(
+    target: GatewayTarget, args: protocol.CheckRequest
+) -> Iterator[list[protocol.ProblemFound | protocol.Progress]]:
+    for found in target.engine.check(target.space, read_content=args.read_content):
         yield [
-            protocol.Found(problem=found) if isinstance(found, Problem) else protocol.Progress(checked=found)
+            protocol.ProblemFound(problem=found)
+            if isinstance(found, Problem)
+            else protocol.Progress(checked=found)
         ]
 
 
-def _export(site: Site, args: protocol.Behind) -> Iterator[list[Slice]]:
-    """Some slices: the caller asks for those behind the last one."""
+def _export(target: GatewayTarget, args: protocol.ExportRequest) -> Iterator[list[Slice]]:
+    """Yield a few slices; the client requests the ones after the last."""
     size = 0
-    for part in site.engine.export(site.space, after=args.after):
+    for part in target.engine.export(target.space, after=args.after):
         yield [part]
-        size += _weight(part)
+        size += _encoded_size(part)
         if size >= protocol.PIECE_BYTES:
             return
 
 
-def _weight(part: Slice) -> int:
-    """About how many bytes a slice has on the wire."""
+def _encoded_size(part: Slice) -> int:
+    """Return the approximate encoded size of a slice."""
     contents = [*part.objects, *(slot for body in part.bodies for slot in body.slots)]
     contents += [row.item for row in part.items if not isinstance(row.item, str)]
     rows = len(part.commits) + len(part.records) + len(part.lists) + len(part.items) + len(part.refs)
     return sum(len(content.data) for content in contents) + 200 * rows
 
 
-def _reindex(site: Site, _: protocol.Nothing) -> None:
-    site.engine.reindex(site.space)
+def _reindex(target: GatewayTarget, _: protocol.NoArguments) -> None:
+    target.engine.reindex(target.space)
 
 
-def _erase(site: Site, plan: Erasure) -> Any:
-    return site.engine.erase(site.space, plan)
+def _erase(target: GatewayTarget, plan: Erasure) -> Any:
+    return target.engine.erase(target.space, plan)
 
 
-def _sweep(site: Site, args: protocol.Sweep) -> Any:
+def _sweep(target: GatewayTarget, args: protocol.SweepRequest) -> Any:
     if not math.isfinite(args.grace_seconds) or args.grace_seconds < 0:
-        raise InvalidInput(f"a grace of {args.grace_seconds} seconds is not acceptable; use 0 or more")
-    return site.engine.sweep(site.space, dry_run=args.dry_run, grace_seconds=args.grace_seconds)
+        raise InvalidInput(f"a grace of {args.grace_seconds} seconds is invalid; use 0 or more")
+    return target.engine.sweep(target.space, dry_run=args.dry_run, grace_seconds=args.grace_seconds)
 
 
-def _sums(site: Site, query: SumQuery) -> Any:
-    return site.engine.sums(site.space, query)
+def _sums(target: GatewayTarget, query: SumQuery) -> Any:
+    return target.engine.sums(target.space, query)
 
 
-def _search(site: Site, query: SearchQuery) -> Any:
-    return site.engine.search(site.space, query)
+def _search(target: GatewayTarget, query: SearchQuery) -> Any:
+    return target.engine.search(target.space, query)
 
 
-IN_PIECES: Final[dict[str, Callable[[Site, Any], Iterator[Any]]]] = {
+STREAMED: Final[dict[str, Callable[[GatewayTarget, Any], Iterator[Any]]]] = {
     "get": _get,
     "read_list": _read_list,
     "check": _check,
     "export": _export,
 }
-"""Methods whose answer is several messages."""
+"""Methods whose response is several messages."""
 
-AT_ONCE: Final[dict[str, Callable[[Site, Any], Any]]] = {
+SINGLE: Final[dict[str, Callable[[GatewayTarget, Any], Any]]] = {
     "hello": _hello,
     "commit": _commit,
     "stage": _stage,
     "claim": _claim,
     "heartbeat": _heartbeat,
     "release": _release,
-    "missing": lambda site, args: sorted(site.engine.missing(site.space, args.names)),
-    "lineage": lambda site, args: site.engine.lineage(site.space, args.list),
-    "refs": lambda site, args: list(site.engine.refs(site.space, args.names).values()),
-    "scan_refs": lambda site, args: site.engine.scan_refs(
-        site.space, args.prefix, after=args.after, limit=args.limit
+    "missing": lambda target, args: sorted(target.engine.missing(target.space, args.names)),
+    "lineage": lambda target, args: target.engine.lineage(target.space, args.list),
+    "refs": lambda target, args: list(target.engine.refs(target.space, args.names).values()),
+    "scan_refs": lambda target, args: target.engine.scan_refs(
+        target.space, args.prefix, after=args.after, limit=args.limit
     ),
-    "scan": lambda site, args: site.engine.scan(site.space, args.query, after=args.after, limit=args.limit),
+    "scan": lambda target, args: target.engine.scan(
+        target.space, args.query, after=args.after, limit=args.limit
+    ),
     "sums": _sums,
     "search": _search,
-    "scan_scopes": lambda site, args: site.engine.scan_scopes(
-        site.space, args.prefix, after=args.after, limit=args.limit
+    "scan_scopes": lambda target, args: target.engine.scan_scopes(
+        target.space, args.prefix, after=args.after, limit=args.limit
     ),
-    "spaces": lambda site, _: namespaces_of(site.access.project, site.engine.spaces()),
-    "stats": lambda site, _: site.engine.stats(site.space),
+    "spaces": lambda target, _: namespaces_of(target.access.project, target.engine.spaces()),
+    "stats": lambda target, _: target.engine.stats(target.space),
     "erase": _erase,
     "sweep": _sweep,
     "reindex": _reindex,
-    "load": lambda site, part: site.engine.load(site.space, part),
+    "load": lambda target, part: target.engine.load(target.space, part),
 }
-"""Methods whose answer is one message."""
-
-
-# -----------------------------------------------------------------------------------------------------------
-# Waiting for news without a thread for everyone who waits.
-#
-# One thread looks after all who wait for the same space; it begins with the first of them and ends with the
-# last. **Invariant:** whoever waits behind a number hears of the first commit past it, also of one that came
-# while they were signing in.
+"""Methods whose response is one message."""
 
 
 MAX_THREADS: Final = 256
-"""For so many spaces a thread looks on; those who wait for further ones look by themselves, now and then."""
+"""Maximum number of spaces with a thread; clients that wait for further spaces poll."""
 
-_LOOK_SECONDS: Final = 1.0
-"""How often a thread looks whether anybody is still waiting, and how often those without one look."""
+_POLL_SECONDS: Final = 1.0
+"""How often a thread checks for remaining clients, and how often clients without a thread poll."""
 
 
 class _Waiter(msgspec.Struct, frozen=True, eq=False):
     after_seq: int
     loop: asyncio.AbstractEventLoop
-    news: asyncio.Future[int]
+    done: asyncio.Future[int]
 
 
-class _Watch:
-    """Those who wait for one space, and the last number that was seen there."""
+class _SpaceWaiters:
+    """The clients that wait for one space, and its last known sequence number."""
 
     def __init__(self, last_seq: int) -> None:
         self.last_seq = last_seq
         self.waiters: list[_Waiter] = []
 
 
-class Waits:
-    """Everyone who waits for an engine's spaces."""
+class CommitWaiters:
+    """All clients that wait for commits, with one thread per space."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
-        self._watches: dict[str, _Watch] = {}
+        self._watches: dict[str, _SpaceWaiters] = {}
 
     async def wait(self, space: str, after_seq: int, *, seconds: float) -> int:
-        """The last sequence number of a space once it is past ``after_seq``, or when time is up."""
+        """Wait until the last sequence number of a space exceeds ``after_seq``, or time is up; return it."""
         last_seq = await to_thread.run_sync(self._now, space)
         if last_seq > after_seq or seconds <= 0:
             return last_seq
@@ -326,16 +332,16 @@ class Waits:
             if watch is not None and watch.last_seq > after_seq:
                 return watch.last_seq
             if watch is None and len(self._watches) < MAX_THREADS:
-                watch = self._watches[space] = _Watch(last_seq)
+                watch = self._watches[space] = _SpaceWaiters(last_seq)
                 threading.Thread(
-                    target=self._look, args=(space, watch), name="treering-waits", daemon=True
+                    target=self._watch, args=(space, watch), name="treering-commit-waiters", daemon=True
                 ).start()
             if watch is not None:
                 watch.waiters.append(waiter)
         if watch is None:
             return await self._poll(space, after_seq, seconds)
         try:
-            return await asyncio.wait_for(waiter.news, seconds)
+            return await asyncio.wait_for(waiter.done, seconds)
         except TimeoutError:
             return await to_thread.run_sync(self._now, space)
         finally:
@@ -347,39 +353,39 @@ class Waits:
         until = time.monotonic() + seconds
         while True:
             left = until - time.monotonic()
-            await asyncio.sleep(max(0.0, min(left, _LOOK_SECONDS)))
+            await asyncio.sleep(max(0.0, min(left, _POLL_SECONDS)))
             last_seq = await to_thread.run_sync(self._now, space)
-            if last_seq > after_seq or left <= _LOOK_SECONDS:
+            if last_seq > after_seq or left <= _POLL_SECONDS:
                 return last_seq
 
     def _now(self, space: str) -> int:
         return self._engine.wait(space, 0, seconds=0)
 
-    def _look(self, space: str, watch: _Watch) -> None:
+    def _watch(self, space: str, watch: _SpaceWaiters) -> None:
         while True:
             error: Exception | None = None
             last_seq = watch.last_seq
             try:
-                last_seq = self._engine.wait(space, watch.last_seq, seconds=_LOOK_SECONDS)
-            except Exception as caught:  # noqa: BLE001 - it belongs to those who wait
+                last_seq = self._engine.wait(space, watch.last_seq, seconds=_POLL_SECONDS)
+            except Exception as caught:  # noqa: BLE001 - passed to the waiting clients
                 error = caught
             with self._lock:
                 watch.last_seq = max(watch.last_seq, last_seq)
-                told = [each for each in watch.waiters if error is not None or each.after_seq < last_seq]
-                watch.waiters = [each for each in watch.waiters if each not in told]
+                ready = [each for each in watch.waiters if error is not None or each.after_seq < last_seq]
+                watch.waiters = [each for each in watch.waiters if each not in ready]
                 is_done = error is not None or not watch.waiters
                 if is_done:
                     del self._watches[space]
-            for waiter in told:
-                waiter.loop.call_soon_threadsafe(_tell, waiter.news, last_seq, error)
+            for waiter in ready:
+                waiter.loop.call_soon_threadsafe(_resolve, waiter.done, last_seq, error)
             if is_done:
                 return
 
 
-def _tell(news: asyncio.Future[int], last_seq: int, error: Exception | None) -> None:
-    if news.done():
+def _resolve(done: asyncio.Future[int], last_seq: int, error: Exception | None) -> None:
+    if done.done():
         return
     if error is None:
-        news.set_result(last_seq)
+        done.set_result(last_seq)
     else:
-        news.set_exception(error)
+        done.set_exception(error)

@@ -21,9 +21,9 @@ from treering.core.content import Content
 from treering.core.records import Ref, RefRow, Slice
 from treering.engines.memory.engine import MemoryEngine
 from treering.engines.remote import engine, protocol, transport
-from treering.engines.remote.engine import cut, open_remote
+from treering.engines.remote.engine import open_remote, split_slice
 from treering.engines.remote.protocol import METHODS
-from treering.engines.remote.transport import error_in
+from treering.engines.remote.transport import error_from_document
 from treering.errors import (
     InvalidInput,
     TooLarge,
@@ -43,7 +43,7 @@ class TestLimits:
 
     def test_a_large_request_is_refused_before_it_is_read(self, url):
         status, answer = post(url, "stage", b"x" * 100_001)
-        assert (status, type(error_in(answer))) == (413, TooLarge)
+        assert (status, type(error_from_document(answer))) == (413, TooLarge)
 
     @pytest.mark.parametrize("tells_its_size", [True, False])
     def test_a_bomb_does_not_go_off(self, url, tells_its_size):
@@ -53,12 +53,12 @@ class TestLimits:
             packed = compressor.compress(bytes(50_000_000)) + compressor.flush()
         bomb = protocol.HEAD.pack(protocol.MESSAGE | 0x80, len(packed)) + packed
         status, answer = post(url, "refs", bomb)
-        assert (status, type(error_in(answer))) == (413, TooLarge)
+        assert (status, type(error_from_document(answer))) == (413, TooLarge)
 
     def test_many_small_bombs_do_not_go_off(self, url):
         small = protocol.frame(protocol.MESSAGE, msgspec.msgpack.encode(Content("bytes", bytes(60_000))))
         assert len(small) < 1000
-        nothing = protocol.frame(protocol.MESSAGE, msgspec.msgpack.encode(protocol.Nothing()))
+        nothing = protocol.frame(protocol.MESSAGE, msgspec.msgpack.encode(protocol.NoArguments()))
         assert post(url, "stage", nothing + small)[0] == 200
         assert post(url, "stage", nothing + small * 2)[0] == 413
 
@@ -126,7 +126,7 @@ class TestLimits:
             for length in lengths
         )
         part = Slice(position="here", last_seq=5, committed_at_us=6, objects=contents, refs=refs)
-        pieces = list(cut(part, size=size))
+        pieces = list(split_slice(part, size=size))
         assert tuple(row for piece in pieces for row in piece.objects) == contents
         assert tuple(row for piece in pieces for row in piece.refs) == refs
         assert {(piece.position, piece.last_seq, piece.committed_at_us) for piece in pieces} == {
@@ -161,7 +161,7 @@ class TestRefusals:
     def test_no_bytes_break_the_server(self, garbled, method, body):
         status, answer = post(garbled, method, body)
         assert 400 <= status < 500, answer
-        assert isinstance(error_in(answer), InvalidInput | TooLarge)
+        assert isinstance(error_from_document(answer), InvalidInput | TooLarge)
 
     @given(
         st.sampled_from(sorted(METHODS)),
@@ -191,7 +191,7 @@ class TestRefusals:
 
     def test_an_object_must_hold_what_its_name_says(self, store, opened):
         lie = Batch(id="lie", space="default", objects={"a" * 64: batches.noise(5000)})
-        with pytest.raises(InvalidInput, match="other bytes"):
+        with pytest.raises(InvalidInput, match="does not match its name"):
             opened().commit(lie)
         assert store.engine.missing("default", ["a" * 64])
 
@@ -215,7 +215,7 @@ class TestRefusals:
     def test_a_request_that_is_not_of_a_client_is_told_so(self, url):
         status, answer = post(url, "spaces", b"", headers={})
         assert status == 422
-        assert "treering.open" in str(error_in(answer))
+        assert "treering.open" in str(error_from_document(answer))
 
     def test_some_other_server_is_not_taken_for_ours(self):
         class Other(http.server.BaseHTTPRequestHandler):

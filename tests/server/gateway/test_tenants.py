@@ -31,7 +31,7 @@ from treering.testing.portrait import portrait
 CANARY = "canary-of-the-neighbour"
 LEASE = Lease(space="b", name="job", holder="b", token=1, expires_at_us=2**52)
 CALLS = {
-    "hello": lambda on, _: on._ask_hello(),
+    "hello": lambda on, _: on._handshake(),
     "commit": lambda on, space: on.commit(batches.set_ref(space, "mine")),
     "stage": lambda on, space: on.stage(space, [batches.noise(5000, seed=1)]),
     "claim": lambda on, space: on.claim(space, "job", holder="a", seconds=60),
@@ -80,12 +80,12 @@ class TestTenants:
         """As a client that does not keep to the rules would send it."""
         token = keys("a")
         held = store.engine.claim("b", "job", holder="b", seconds=60)
-        forged = msgspec.msgpack.encode(protocol.Commits((batches.set_ref("b", "forged"),)))
+        forged = msgspec.msgpack.encode(protocol.CommitRequest((batches.set_ref("b", "forged"),)))
         status, answer = post(url, "commit", protocol.frame(protocol.MESSAGE, forged), token=token)
         assert status == 200, answer
         assert store.engine.refs("a", ["forged"])
         assert not store.engine.refs("b", ["forged"])
-        release = msgspec.msgpack.encode(protocol.Held(lease=held))
+        release = msgspec.msgpack.encode(protocol.LeaseRequest(lease=held))
         assert post(url, "release", protocol.frame(protocol.MESSAGE, release), token=token)[0] == 200
         assert store.engine.claim("b", "job", holder="a", seconds=1) is None
 
@@ -112,7 +112,7 @@ class TestTenants:
 
     def test_the_name_of_the_project_is_no_namespace_of_it(self, opened, keys):
         mine = opened(keys("acme"))
-        with pytest.raises(InvalidInput, match="leave the namespace out"):
+        with pytest.raises(InvalidInput, match="omit the namespace"):
             mine.refs("acme", ["r"])
 
     def test_a_project_that_looks_like_a_side_space_has_no_gateway(self, opened, keys):

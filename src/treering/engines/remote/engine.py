@@ -1,9 +1,10 @@
 """The remote engine: the engine contract over the gateway of a treering server.
 
-Every read is one request, a list or a page at a time. Commits are idempotent by the ids of their batches, so
-a lost answer is asked for again; what is submitted travels in groups (`lane`). Large objects of a batch are
-staged ahead of it, in requests of bounded size. **Invariant:** whatever a local engine promises to its
-caller holds here, by the same suite; what a server cannot promise for its clients is denied in ``caps``.
+Every read is one request, for a list or a page. Commits are idempotent by their batch ids, so they are
+retried after a lost response. Submitted batches are sent by one thread in order, one request at a time, each
+with everything submitted meanwhile: a hundred small commits take a handful of round trips. Large objects are
+staged ahead of their batch, in requests of limited size. **Invariant:** this engine keeps every promise of a
+local one and passes the same suite; what a server cannot promise to its clients is excluded by ``caps``.
 """
 
 from __future__ import annotations
@@ -41,16 +42,8 @@ from treering.core.records import (
 )
 from treering.engines.remote import protocol
 from treering.engines.remote.protocol import METHODS
-from treering.engines.remote.transport import Connections, error_of, place_of
+from treering.engines.remote.transport import ConnectionPool, error_from_failure, parse_server_url
 from treering.errors import Closed, InvalidInput, MissingObjects, TooLarge, TreeringError, Unsupported
-
-# -----------------------------------------------------------------------------------------------------------
-# The lane: batches that were submitted, sent in their order, together.
-#
-# One thread sends, and has one request on its way at a time; what is submitted meanwhile goes into the next
-# one. So a hundred small commits cost a handful of round trips, and the order of submission is the order of
-# commit.
-
 
 GROUP_BATCHES: Final = 256
 
@@ -59,8 +52,8 @@ Outcome = Receipt | Exception
 Send = Callable[[str, list[bytes]], list[Outcome]]
 
 
-class _Parcel:
-    """An encoded batch on its way."""
+class _PendingBatch:
+    """An encoded batch that was submitted."""
 
     __slots__ = ("data", "future", "space")
 
@@ -71,10 +64,10 @@ class _Parcel:
         self.future.set_running_or_notify_cancel()
 
 
-class Lane:
-    """Sends what is submitted with ``send``, which says how each batch of a group fared.
+class BatchSender:
+    """Sends submitted batches in order, in groups; ``send`` returns the outcome of each batch in a group.
 
-    A group has about ``group_bytes`` at most, if it has more than one batch.
+    A group of several batches has at most about ``group_bytes``.
     """
 
     def __init__(self, send: Send, *, group_bytes: int) -> None:
@@ -82,69 +75,69 @@ class Lane:
         self._group_bytes = group_bytes
         self._closed = False
         self._start()
-        _lanes.add(self)
+        _senders.add(self)
 
     def _start(self) -> None:
-        self._waiting: deque[_Parcel] = deque()
-        self._under_way = 0
-        self._bell = threading.Condition()
+        self._waiting: deque[_PendingBatch] = deque()
+        self._sending = 0
+        self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing that was submitted is still on its way; also for what its own thread calls back."""
+        """Whether nothing is waiting or being sent. Always true on its own thread (in callbacks)."""
         if threading.current_thread() is self._thread:
             return True
-        return not self._waiting and not self._under_way
+        return not self._waiting and not self._sending
 
     def submit(self, space: str, data: bytes) -> Future[Receipt]:
-        """Send a batch behind those that were submitted before."""
-        parcel = _Parcel(space, data)
-        with self._bell:
+        """Send a batch after all submitted ones."""
+        pending = _PendingBatch(space, data)
+        with self._changed:
             if self._closed:
-                raise Closed("the store was closed; open it again")
-            self._waiting.append(parcel)
+                raise Closed("the store is closed; open it again")
+            self._waiting.append(pending)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="treering-remote", daemon=True)
                 self._thread.start()
-            self._bell.notify()
-        return parcel.future
+            self._changed.notify()
+        return pending.future
 
     def close(self) -> None:
-        """Send what was submitted, then take no more."""
-        with self._bell:
+        """Send what was submitted and accept no more."""
+        with self._changed:
             self._closed = True
-            self._bell.notify_all()
+            self._changed.notify_all()
             thread = self._thread
         if thread is not None:
             thread.join()
 
     def abandon(self) -> None:
-        """In a forked child: the thread is gone, and what waits is the parent's."""
+        """Start over in a forked child: the thread is gone, and waiting batches belong to the parent."""
         self._start()
 
     def _work(self) -> None:
         while True:
-            with self._bell:
-                self._under_way = 0
+            with self._changed:
+                self._sending = 0
                 while not self._waiting and not self._closed:
-                    self._bell.wait()
+                    self._changed.wait()
                 if not self._waiting:
                     return
                 group = self._next_group()
-                self._under_way = len(group)
+                self._sending = len(group)
             try:
-                outcomes = self._send(group[0].space, [parcel.data for parcel in group])
-            except Exception as error:  # noqa: BLE001 - whoever waits must hear of it
+                outcomes = self._send(group[0].space, [pending.data for pending in group])
+            except Exception as error:  # noqa: BLE001 - passed to the futures
                 outcomes = [error] * len(group)
-            for parcel, outcome in zip(group, outcomes, strict=True):
+            for pending, outcome in zip(group, outcomes, strict=True):
                 if isinstance(outcome, Exception):
-                    parcel.future.set_exception(outcome)
+                    pending.future.set_exception(outcome)
                 else:
-                    parcel.future.set_result(outcome)
+                    pending.future.set_result(outcome)
 
-    def _next_group(self) -> list[_Parcel]:
-        """What can go together: batches of one space, within limits."""
+    def _next_group(self) -> list[_PendingBatch]:
+        """Take the next batches of one space, within the limits of a group."""
         group = [self._waiting.popleft()]
         size = len(group[0].data)
         while self._waiting and len(group) < GROUP_BATCHES:
@@ -155,31 +148,27 @@ class Lane:
         return group
 
 
-_lanes: Final[weakref.WeakSet[Lane]] = weakref.WeakSet()
+_senders: Final[weakref.WeakSet[BatchSender]] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for lane in list(_lanes):
-        lane.abandon()
+    for sender in list(_senders):
+        sender.abandon()
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Pieces of a slice: a copy that is too large for one request, cut between its rows.
-#
-# A slice is bounded by what its rows take in storage, where they are compressed; unfolded they may be many
-# times larger. **Invariant:** the pieces hold the rows of the slice, each once and in their order, so that
-# they can be loaded one behind the other just as the slice can.
-
-
 _SECTIONS: Final = ("objects", "commits", "bodies", "records", "lists", "items", "texts", "refs")
 
 
-def cut(part: Slice, *, size: int) -> Iterator[Slice]:
-    """The slice itself if it has at most ``size`` bytes, else pieces; a larger one holds a single row."""
+def split_slice(part: Slice, *, size: int) -> Iterator[Slice]:
+    """Split a slice into pieces of at most ``size`` bytes, except for single larger rows.
+
+    A slice is limited by the stored size of its rows, which may be compressed. **Invariant:** the pieces
+    contain the rows of the slice once and in order, so loading them in order equals loading the slice.
+    """
     if len(msgspec.msgpack.encode(part)) <= size or not any(getattr(part, name) for name in _SECTIONS):
         yield part
         return
@@ -198,12 +187,10 @@ def cut(part: Slice, *, size: int) -> Iterator[Slice]:
             yield msgspec.structs.replace(empty, **{section: tuple(rows)})
 
 
-# -----------------------------------------------------------------------------------------------------------
-
 OPENING_SECONDS: Final = 3.0
-"""How long a server that does not answer is tried when a store is opened."""
+"""How long opening a store retries a server that does not respond."""
 GROUP_BYTES: Final = 16 * 1024 * 1024
-"""What travels together holds about this much; a batch with more in its objects has them staged first."""
+"""Approximate size of a request; a batch with larger objects has them staged first."""
 GROUP_CONTENTS: Final = 4096
 _STAGINGS: Final = 3
 
@@ -216,33 +203,33 @@ _decoders: Final[dict[str, msgspec.msgpack.Decoder[Any]]] = {
 
 
 class RemoteEngine:
-    """A store behind a server. Any number of threads may use it, and a forked child, too."""
+    """A store on a server. Thread-safe, and usable in forked children."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: ConnectionPool) -> None:
         self._connections = connections
-        self._hello: protocol.Hello = self._ask_hello()
-        # Room is left for the names and numbers around the contents.
+        self._hello: protocol.Hello = self._handshake()
+        # Leave room for the names and numbers around the contents.
         self._group_bytes = min(GROUP_BYTES, self._hello.max_request_bytes * 3 // 4)
-        self._lane = Lane(self._send_group, group_bytes=self._group_bytes)
+        self._sender = BatchSender(self._send_group, group_bytes=self._group_bytes)
 
     @property
     def caps(self) -> Caps:
-        """Those of the server's own engine; its clients may always be several, and a backup is a copy."""
+        """Those of the server's engine, with shared writers and without snapshots."""
         return self._hello.caps
 
     @property
     def url(self) -> str:
-        """Where the server is. The key is not in it."""
+        """The URL of the server, without the key."""
         return self._connections.where
 
     @property
     def project(self) -> str:
-        """The project that the key belongs to."""
+        """The project of the key."""
         return self._hello.project
 
     @property
     def scope(self) -> str:
-        """What the key is good for: ``read``, ``write`` or ``admin``."""
+        """The permission of the key: ``read``, ``write`` or ``admin``."""
         return self._hello.scope
 
     # Writing
@@ -251,7 +238,7 @@ class RemoteEngine:
         validate_batch(batch)
         self._connections.check_open()
         slim = self._stage_large(batch)
-        return self._lane.submit(batch.space, _packed(slim))
+        return self._sender.submit(batch.space, _packed(slim))
 
     def commit(self, batch: Batch) -> Receipt:
         """Commit a batch: atomic, idempotent, durable when it returns (if the server's engine is durable)."""
@@ -261,13 +248,13 @@ class RemoteEngine:
             try:
                 return self._commit(slim)
             except MissingObjects as error:
-                # A sweep was quicker than the commit of what had been staged for it.
+                # A sweep removed staged objects before this commit.
                 if slim is batch or not set(error.hashes) & batch.objects.keys():
                     raise
         return self._commit(self._stage_large(batch))
 
     def stage(self, space: str, contents: Iterable[Content]) -> list[str]:
-        """Store objects ahead of the commit that will require them, some at a time."""
+        """Store objects ahead of the commit that requires them, in groups."""
         check_space(space)
         self._connections.check_open()
         names: list[str] = []
@@ -286,29 +273,31 @@ class RemoteEngine:
         check_id(name, "lease name")
         check_id(holder, "holder")
         return _local(
-            space, self._call("claim", space, protocol.Claim(name=name, holder=holder, seconds=seconds))
+            space,
+            self._call("claim", space, protocol.ClaimRequest(name=name, holder=holder, seconds=seconds)),
         )
 
     def heartbeat(self, lease: Lease, *, seconds: float) -> Lease | None:
         """Extend a lease; return ``None`` if it was lost."""
         return _local(
-            lease.space, self._call("heartbeat", lease.space, protocol.Held(lease=lease, seconds=seconds))
+            lease.space,
+            self._call("heartbeat", lease.space, protocol.LeaseRequest(lease=lease, seconds=seconds)),
         )
 
     def release(self, lease: Lease) -> None:
         """Release a lease if it is still held."""
-        self._call("release", lease.space, protocol.Held(lease=lease))
+        self._call("release", lease.space, protocol.LeaseRequest(lease=lease))
 
     # Reading
     def missing(self, space: str, names: Sequence[str]) -> set[str]:
         """Return the objects that are not stored."""
-        return set(self._call("missing", space, protocol.Names(tuple(names)))) if names else set()
+        return set(self._call("missing", space, protocol.NamesRequest(tuple(names)))) if names else set()
 
     def get(self, space: str, addresses: Sequence[Address]) -> list[Content]:
-        """Verified content, in the order asked for."""
+        """Return verified content in the given order."""
         if not addresses:
             return []
-        return self._call_all("get", space, protocol.Addresses(tuple(addresses)))
+        return self._call_all("get", space, protocol.AddressesRequest(tuple(addresses)))
 
     def list_info(self, space: str, list_id: str) -> ListInfo | None:
         """Return the length and parent of a list."""
@@ -317,36 +306,38 @@ class RemoteEngine:
 
     def lineage(self, space: str, list_id: str) -> list[ListInfo]:
         """Return a list and its ancestors, starting with itself."""
-        return self._call("lineage", space, protocol.OneList(list=list_id))
+        return self._call("lineage", space, protocol.ListRequest(list=list_id))
 
     def read_list(self, space: str, list_id: str, start: int, stop: int) -> list[Content]:
         """Return the items from ``start`` up to ``stop`` (or the end), including those of its parents."""
-        return self._call_all("read_list", space, protocol.OneList(list=list_id, start=start, stop=stop))
+        return self._call_all("read_list", space, protocol.ListRequest(list=list_id, start=start, stop=stop))
 
     def refs(self, space: str, names: Sequence[str]) -> dict[str, Ref]:
         """Return the refs that exist among these names."""
         self._connections.check_open()
         if not names:
             return {}
-        found: list[Ref] = self._call("refs", space, protocol.Names(tuple(names)))
+        found: list[Ref] = self._call("refs", space, protocol.NamesRequest(tuple(names)))
         return {ref.name: ref for ref in found}
 
     def scan_refs(self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000) -> list[Ref]:
-        """Refs under a prefix, by name."""
+        """Return the next ``limit`` refs with a prefix, by name, behind ``after``."""
         return self._call(
-            "scan_refs", space, protocol.Prefix(prefix=prefix, after=after, limit=check_limit(limit))
+            "scan_refs", space, protocol.PrefixRequest(prefix=prefix, after=after, limit=check_limit(limit))
         )
 
     def scan(self, space: str, query: EventQuery, *, after: str | None = None, limit: int = 1000) -> Page:
         """Return a page of events in order."""
-        return self._call("scan", space, protocol.Scan(query=query, after=after, limit=check_limit(limit)))
+        return self._call(
+            "scan", space, protocol.ScanRequest(query=query, after=after, limit=check_limit(limit))
+        )
 
     def wait(self, space: str, after_seq: int, *, seconds: float) -> int:
-        """Block until the space's last sequence number is past ``after_seq``, or time is up."""
+        """Wait until the space's last sequence number exceeds ``after_seq``, or time is up; return it."""
         deadline = time.monotonic() + seconds
         while True:
             left = max(0.0, deadline - time.monotonic())
-            asked = protocol.Wait(after_seq=after_seq, seconds=min(left, protocol.MAX_WAIT_SECONDS))
+            asked = protocol.WaitRequest(after_seq=after_seq, seconds=min(left, protocol.MAX_WAIT_SECONDS))
             last_seq: int = self._call("wait", space, asked)
             if last_seq > after_seq or time.monotonic() >= deadline:
                 return last_seq
@@ -362,14 +353,14 @@ class RemoteEngine:
     def scan_scopes(
         self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000
     ) -> list[str]:
-        """Erasure scopes that anything is stored under."""
+        """Return the next ``limit`` scopes with a prefix, by name, behind ``after``."""
         return self._call(
-            "scan_scopes", space, protocol.Prefix(prefix=prefix, after=after, limit=check_limit(limit))
+            "scan_scopes", space, protocol.PrefixRequest(prefix=prefix, after=after, limit=check_limit(limit))
         )
 
     def spaces(self) -> list[str]:
-        """The namespaces of the project that were ever written to, by name."""
-        return self._call("spaces", protocol.DEFAULT_NAMESPACE, protocol.Nothing())
+        """List the namespaces of the project that were ever written to, by name."""
+        return self._call("spaces", protocol.DEFAULT_NAMESPACE, protocol.NoArguments())
 
     # Maintenance
     def erase(self, space: str, plan: Erasure) -> Erased:
@@ -378,68 +369,68 @@ class RemoteEngine:
 
     def sweep(self, space: str, *, dry_run: bool = False, grace_seconds: float = 3600.0) -> Swept:
         """Mark everything reachable from refs and events, and remove the rest."""
-        return self._call("sweep", space, protocol.Sweep(dry_run=dry_run, grace_seconds=grace_seconds))
+        return self._call("sweep", space, protocol.SweepRequest(dry_run=dry_run, grace_seconds=grace_seconds))
 
     def check(self, space: str, *, read_content: bool = True) -> Iterator[Problem | Checked]:
-        """Verify everything, on the server; what it finds comes as it is found."""
-        body = [_message(protocol.Check(read_content=read_content))]
+        """Verify everything on the server; yield problems as they are found."""
+        body = [_message(protocol.CheckRequest(read_content=read_content))]
         for message in self._connections.stream(METHODS["check"], check_space(space), body):
             for found in _decoders["check"].decode(message):
-                yield found.problem if isinstance(found, protocol.Found) else found.checked
+                yield found.problem if isinstance(found, protocol.ProblemFound) else found.checked
 
     def reindex(self, space: str) -> None:
-        """Rebuild all that is derived."""
-        self._call("reindex", space, protocol.Nothing())
+        """Rebuild all derived data: roll-ups and search index."""
+        self._call("reindex", space, protocol.NoArguments())
 
     def stats(self, space: str) -> SpaceStats:
         """Measure the space."""
-        stats: SpaceStats = self._call("stats", space, protocol.Nothing())
+        stats: SpaceStats = self._call("stats", space, protocol.NoArguments())
         return msgspec.structs.replace(stats, space=space)
 
     def export(self, space: str, *, after: str | None = None) -> Iterator[Slice]:
-        """Everything in the space as slices in a loadable order; a request for every few of them."""
-        while part := self._call_all("export", space, protocol.Behind(after=after)):
+        """Yield everything in the space behind a position, as slices; each request returns a few."""
+        while part := self._call_all("export", space, protocol.ExportRequest(after=after)):
             yield from part
             after = part[-1].position
 
     def load(self, space: str, part: Slice) -> None:
-        """Take a slice of another engine's `export`, in pieces that a request has room for."""
-        for piece in cut(part, size=self._group_bytes):
+        """Load a slice of another engine's `export`, in pieces that fit into a request."""
+        for piece in split_slice(part, size=self._group_bytes):
             self._call("load", space, piece)
 
     def snapshot_to(self, folder: Path) -> None:
-        """Not offered: a backup of what a key opens is a copy."""
+        """Not supported: `backup` copies a remote store."""
         raise Unsupported(
-            f"{self.url} cannot write a snapshot to {folder}; store.backup copies, or back up on the server"
+            f"{self.url} cannot write a snapshot to {folder}; use store.backup, or back up on the server"
         )
 
     def close(self) -> None:
-        """Finish what was submitted, then let go of everything."""
-        self._lane.close()
+        """Finish submitted work and close all connections."""
+        self._sender.close()
         self._connections.close()
 
     # Calls
-    def _ask_hello(self) -> protocol.Hello:
+    def _handshake(self) -> protocol.Hello:
         hello: protocol.Hello = self._connections.call(
             METHODS["hello"],
             protocol.DEFAULT_NAMESPACE,
-            [_message(protocol.Nothing())],
+            [_message(protocol.NoArguments())],
             lambda messages: _one("hello", messages),
-            patience_seconds=OPENING_SECONDS,
+            retry_seconds=OPENING_SECONDS,
         )
         if hello.protocol != protocol.VERSION:
             raise Unsupported(
-                f"{self.url} speaks version {hello.protocol} of the gateway's protocol, this treering "
+                f"{self.url} uses version {hello.protocol} of the gateway protocol, this treering "
                 f"version {protocol.VERSION}; upgrade the older one (the server is treering {hello.version})"
             )
         return hello
 
     def _call(self, name: str, space: str, args: msgspec.Struct) -> Any:
-        """Call a method whose answer is one message."""
+        """Call a method whose response is one message."""
         return self._send(name, space, [_message(args)], lambda messages: _one(name, messages))
 
     def _call_all(self, name: str, space: str, args: msgspec.Struct) -> list[Any]:
-        """Call a method whose answer is a list in pieces."""
+        """Call a method whose response is a list in pieces."""
         decode = _decoders[name].decode
         return self._send(
             name,
@@ -452,38 +443,41 @@ class RemoteEngine:
         size = sum(map(len, body))
         if size > self._hello.max_request_bytes:
             raise TooLarge(
-                f"{self.url} takes {self._hello.max_request_bytes:,} bytes at once, {name} has {size:,}; "
-                "cut large contents into pieces, or batches into smaller ones (nothing was written)"
+                f"{self.url} accepts {self._hello.max_request_bytes:,} bytes at once, {name} has {size:,}; "
+                "split large contents into chunks, or use smaller batches (nothing was written)"
             )
         return self._connections.call(METHODS[name], check_space(space), body, read)
 
     def _commit(self, batch: Batch) -> Receipt:
         data = _packed(batch)
-        if not self._lane.is_free:  # behind what this caller may have submitted before
-            return self._lane.submit(batch.space, data).result()
+        if not self._sender.is_free:  # keep the order of earlier submissions
+            return self._sender.submit(batch.space, data).result()
         outcome = self._send_group(batch.space, [data])[0]
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
     def _send_group(self, space: str, batches: list[bytes]) -> list[Outcome]:
-        """Commit encoded batches in their order, with one request; how each of them fared."""
+        """Commit encoded batches in order with one request; return the outcome of each."""
         body = [
             protocol.frame(
                 protocol.MESSAGE, _encoder.encode({"batches": [msgspec.Raw(data) for data in batches]})
             )
         ]
-        outcomes: tuple[protocol.Done | protocol.Failure, ...] = self._send(
+        outcomes: tuple[protocol.Committed | protocol.Failure, ...] = self._send(
             "commit", space, body, lambda messages: _one("commit", messages)
         )
-        return [each.receipt if isinstance(each, protocol.Done) else error_of(each) for each in outcomes]
+        return [
+            each.receipt if isinstance(each, protocol.Committed) else error_from_failure(each)
+            for each in outcomes
+        ]
 
     def _stage(self, space: str, contents: list[bytes]) -> list[str]:
-        body = [_message(protocol.Nothing()), *contents]
+        body = [_message(protocol.NoArguments()), *contents]
         return self._send("stage", space, body, lambda messages: _one("stage", messages))
 
     def _stage_large(self, batch: Batch) -> Batch:
-        """The batch, its objects staged ahead if they are too large to travel with it."""
+        """Stage the objects of a batch if they are too large to be sent with it; return the rest."""
         if sum(len(content.data) for content in batch.objects.values()) <= self._group_bytes:
             return batch
         self.stage(batch.space, batch.objects.values())
@@ -492,12 +486,12 @@ class RemoteEngine:
 
 
 def open_remote(url: str, *, api_key: str | None = None) -> RemoteEngine:
-    """Open the store behind a server; it says at once if the key or the protocol does not fit."""
+    """Open the store on a server; fails immediately if the key or the protocol version is wrong."""
     if api_key is not None and not (
         api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key
     ):
-        raise InvalidInput("the API key holds characters that no key has; copy it again, without line breaks")
-    return RemoteEngine(Connections(place_of(url, with_key=api_key is not None), api_key=api_key))
+        raise InvalidInput("the API key contains invalid characters; copy it again, without line breaks")
+    return RemoteEngine(ConnectionPool(parse_server_url(url, with_key=api_key is not None), api_key=api_key))
 
 
 def _message(args: msgspec.Struct) -> bytes:
@@ -508,22 +502,20 @@ def _packed(value: msgspec.Struct) -> bytes:
     try:
         return _encoder.encode(value)
     except (UnicodeEncodeError, OverflowError, TypeError, ValueError) as error:
-        raise InvalidInput(f"this cannot be sent to a server: {error}; nothing was written") from error
+        raise InvalidInput(f"cannot encode this for a server: {error}; nothing was written") from error
 
 
 def _one(name: str, messages: Iterator[bytes]) -> Any:
-    """The one message of an answer."""
+    """Return the only message of a response."""
     found = list(messages)
     if len(found) != 1:
-        raise TreeringError(f"the server answered {name} with {len(found)} messages instead of one")
+        raise TreeringError(f"the server sent {len(found)} messages for {name} instead of one")
     try:
         return _decoders[name].decode(found[0])
     except msgspec.DecodeError as error:
-        raise Unsupported(
-            f"the server's answer to {name} cannot be read ({error}); upgrade the older side"
-        ) from None
+        raise Unsupported(f"cannot decode the response to {name} ({error}); upgrade the older side") from None
 
 
 def _local(space: str, lease: Lease | None) -> Lease | None:
-    """A lease under the name that this side has for the space."""
+    """Return a lease with this side's name of the space."""
     return None if lease is None else msgspec.structs.replace(lease, space=space)

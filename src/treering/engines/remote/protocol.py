@@ -1,13 +1,18 @@
-"""The protocol of the gateway: one method of the engine contract each, what goes in and what comes back.
+"""The gateway protocol: the methods of the engine contract as HTTP requests, and their encoding.
 
-A call is ``POST /gateway/<method>?namespace=<name>`` with the header ``treering-protocol``; its body is one
-message (and for `stage` the contents behind it), its answer is frames (see `wire`). The records are those of
-the core, so this file is a table. **Invariant:** no message names a space that the server believes: which
-space is meant comes from the key and the namespace, and the ``space`` fields inside of records are replaced
-on arrival.
+A call is ``POST /gateway/<method>?namespace=<name>`` with the header ``treering-protocol``. Its body is one
+message (for `stage`, followed by the contents), its response is a sequence of frames. Messages contain
+records of `core`. **Invariant:** the server trusts no space in a message: it is derived from the key and the
+namespace, and ``space`` fields in records are overwritten on arrival.
 
-A method is *repeatable* when sending it twice does no harm and answers the same: those are tried again after
-a lost connection. A *slow* one may take minutes; its answer begins at once and ticks until there is news.
+A method is *repeatable* if sending it twice is harmless and returns the same; it is retried after a lost
+connection. A *slow* method may take minutes; its response starts immediately and ticks until there is a
+result.
+
+A frame is a tag ``u8``, a length ``u32`` (big-endian) and that many bytes. The tag marks a message
+(MessagePack), a tick (empty: still working), a problem (JSON, ends the response) or the end. The highest bit
+means that the bytes are compressed with zstd. **Invariant:** a response without an end or a problem is
+truncated and never taken for a complete one, and no frame decompresses to more than the reader's limit.
 """
 
 from __future__ import annotations
@@ -40,25 +45,25 @@ from treering.core.records import (
 from treering.errors import InvalidInput, TooLarge
 
 VERSION: Final = 1
-"""Goes up when an older client or server would misunderstand; new methods and new fields do not count."""
+"""Incremented for incompatible changes; new methods and new fields are compatible."""
 
 HEADER: Final = "treering-protocol"
 MEDIA_TYPE: Final = "application/vnd.treering.frames"
 DEFAULT_NAMESPACE: Final = "default"
-"""The namespace of a client that means the space of its project itself."""
+"""The namespace for the space of the project itself."""
 
 MAX_REQUEST_BYTES: Final = 64 * 1024 * 1024
-"""No request is larger, neither as it is sent nor unfolded, and so no single content."""
+"""Size limit of a request, both as sent and decompressed, and therefore of a single content."""
 MAX_ANSWER_FRAME: Final = 1 << 30
 PIECE_BYTES: Final = 4 * 1024 * 1024
-"""Contents in an answer, and slices of an export, come in pieces of about this size."""
+"""Approximate size of the pieces in which contents and exports are sent."""
 MAX_WAIT_SECONDS: Final = 20.0
-"""How long one `wait` stays with the server; proxies cut what is silent for longer."""
+"""Maximum duration of a `wait` request; proxies drop connections that are silent for longer."""
 TICK_SECONDS: Final = 5.0
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server is, and what the key opens."""
+    """The server, and what the key gives access to."""
 
     protocol: int
     version: str
@@ -68,12 +73,12 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     max_request_bytes: int
 
 
-class Nothing(msgspec.Struct, frozen=True):
+class NoArguments(msgspec.Struct, frozen=True):
     """No arguments."""
 
 
-class Commits(msgspec.Struct, frozen=True):
-    """Batches to commit in this order, each for itself."""
+class CommitRequest(msgspec.Struct, frozen=True):
+    """Batches to commit in this order, each separately."""
 
     batches: tuple[Batch, ...]
 
@@ -86,56 +91,56 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
     more: dict[str, Any] = {}
 
 
-class Done(msgspec.Struct, frozen=True, tag="done"):
-    """A batch that was committed."""
+class Committed(msgspec.Struct, frozen=True, tag="done"):
+    """A committed batch."""
 
     receipt: Receipt
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease that is wanted."""
+class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease to claim."""
 
     name: str
     holder: str
     seconds: float
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease that is held, to be prolonged or given back."""
+class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A held lease to extend or release."""
 
     lease: Lease
     seconds: float = 0.0
 
 
-class Names(msgspec.Struct, frozen=True):
+class NamesRequest(msgspec.Struct, frozen=True):
     """Objects or refs, by name."""
 
     names: tuple[str, ...]
 
 
-class Addresses(msgspec.Struct, frozen=True):
-    """Contents that are wanted."""
+class AddressesRequest(msgspec.Struct, frozen=True):
+    """Contents to read."""
 
     addresses: tuple[Address, ...]
 
 
-class OneList(msgspec.Struct, frozen=True, kw_only=True):
-    """A list, and which of its items."""
+class ListRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A list and a range of its items."""
 
     list: str
     start: int = 0
     stop: int = 0
 
 
-class Prefix(msgspec.Struct, frozen=True, kw_only=True):
-    """Names that start alike, a page of them."""
+class PrefixRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of names with a prefix."""
 
     prefix: str
     after: str | None
     limit: int
 
 
-class Scan(msgspec.Struct, frozen=True, kw_only=True):
+class ScanRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A page of the journal."""
 
     query: EventQuery
@@ -143,46 +148,46 @@ class Scan(msgspec.Struct, frozen=True, kw_only=True):
     limit: int
 
 
-class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """News that are waited for."""
+class WaitRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequence number to wait for."""
 
     after_seq: int
     seconds: float
 
 
-class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """How to sweep."""
+class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a sweep."""
 
     dry_run: bool
     grace_seconds: float
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """How closely to check."""
+class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a check."""
 
     read_content: bool
 
 
-class Behind(msgspec.Struct, frozen=True, kw_only=True):
-    """An export behind a position."""
+class ExportRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The position after which to export."""
 
     after: str | None
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True, tag="problem"):
-    """A problem that a check found."""
+class ProblemFound(msgspec.Struct, frozen=True, kw_only=True, tag="problem"):
+    """A problem found by a check."""
 
     problem: Problem
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="checked"):
-    """How far a check is."""
+    """The progress of a check."""
 
     checked: Checked
 
 
 class Method(msgspec.Struct, frozen=True, kw_only=True):
-    """One method: who may call it, its arguments, and what each message of its answer holds."""
+    """A method: the required scope, its arguments, and the type of each message of its response."""
 
     name: str
     scope: Literal["read", "write", "admin"]
@@ -195,46 +200,38 @@ class Method(msgspec.Struct, frozen=True, kw_only=True):
 METHODS: Final[dict[str, Method]] = {
     method.name: method
     for method in (
-        Method(name="hello", scope="read", args=Nothing, reply=Hello),
+        Method(name="hello", scope="read", args=NoArguments, reply=Hello),
         # Writing
-        Method(name="commit", scope="write", args=Commits, reply=tuple[Done | Failure, ...]),
-        Method(name="stage", scope="write", args=Nothing, reply=list[str]),
-        Method(name="claim", scope="write", args=Claim, reply=Lease | None),
-        Method(name="heartbeat", scope="write", args=Held, reply=Lease | None),
-        Method(name="release", scope="write", args=Held, reply=None),
+        Method(name="commit", scope="write", args=CommitRequest, reply=tuple[Committed | Failure, ...]),
+        Method(name="stage", scope="write", args=NoArguments, reply=list[str]),
+        Method(name="claim", scope="write", args=ClaimRequest, reply=Lease | None),
+        Method(name="heartbeat", scope="write", args=LeaseRequest, reply=Lease | None),
+        Method(name="release", scope="write", args=LeaseRequest, reply=None),
         # Reading
-        Method(name="missing", scope="read", args=Names, reply=list[str]),
-        Method(name="get", scope="read", args=Addresses, reply=list[Content]),
-        Method(name="lineage", scope="read", args=OneList, reply=list[ListInfo]),
-        Method(name="read_list", scope="read", args=OneList, reply=list[Content]),
-        Method(name="refs", scope="read", args=Names, reply=list[Ref]),
-        Method(name="scan_refs", scope="read", args=Prefix, reply=list[Ref]),
-        Method(name="scan", scope="read", args=Scan, reply=Page),
-        Method(name="wait", scope="read", args=Wait, reply=int),
+        Method(name="missing", scope="read", args=NamesRequest, reply=list[str]),
+        Method(name="get", scope="read", args=AddressesRequest, reply=list[Content]),
+        Method(name="lineage", scope="read", args=ListRequest, reply=list[ListInfo]),
+        Method(name="read_list", scope="read", args=ListRequest, reply=list[Content]),
+        Method(name="refs", scope="read", args=NamesRequest, reply=list[Ref]),
+        Method(name="scan_refs", scope="read", args=PrefixRequest, reply=list[Ref]),
+        Method(name="scan", scope="read", args=ScanRequest, reply=Page),
+        Method(name="wait", scope="read", args=WaitRequest, reply=int),
         Method(name="sums", scope="read", args=SumQuery, reply=list[Sum]),
         Method(name="search", scope="read", args=SearchQuery, reply=SearchResult),
-        Method(name="scan_scopes", scope="read", args=Prefix, reply=list[str]),
-        Method(name="spaces", scope="read", args=Nothing, reply=list[str]),
-        Method(name="stats", scope="read", args=Nothing, reply=SpaceStats, slow=True),
-        # Looking after it. An erasure or a sweep that is done twice would report only what was left to do.
+        Method(name="scan_scopes", scope="read", args=PrefixRequest, reply=list[str]),
+        Method(name="spaces", scope="read", args=NoArguments, reply=list[str]),
+        Method(name="stats", scope="read", args=NoArguments, reply=SpaceStats, slow=True),
+        # Maintenance. Repeating an erasure or a sweep would report only what was left to do.
         Method(name="erase", scope="admin", args=Erasure, reply=Erased, slow=True, repeatable=False),
-        Method(name="sweep", scope="admin", args=Sweep, reply=Swept, slow=True, repeatable=False),
-        Method(name="check", scope="admin", args=Check, reply=list[Found | Progress], slow=True),
-        Method(name="reindex", scope="admin", args=Nothing, reply=None, slow=True),
-        Method(name="export", scope="admin", args=Behind, reply=list[Slice], slow=True),
+        Method(name="sweep", scope="admin", args=SweepRequest, reply=Swept, slow=True, repeatable=False),
+        Method(
+            name="check", scope="admin", args=CheckRequest, reply=list[ProblemFound | Progress], slow=True
+        ),
+        Method(name="reindex", scope="admin", args=NoArguments, reply=None, slow=True),
+        Method(name="export", scope="admin", args=ExportRequest, reply=list[Slice], slow=True),
         Method(name="load", scope="admin", args=Slice, reply=None, slow=True),
     )
 }
-
-
-# -----------------------------------------------------------------------------------------------------------
-# The wire: messages of the gateway as frames, in requests and in answers alike.
-#
-# A frame is a tag ``u8``, a length ``u32`` (big-endian) and that many bytes. The tag says what they are: a
-# message (MessagePack), a tick (nothing; the other side is still at work), a problem (JSON, the answer ends
-# with it) or the end. Its highest bit says that the bytes are compressed with zstd. **Invariant:** an answer
-# without its end or its problem was cut off and is never taken for a whole one, and no frame unfolds to more
-# than the reader's limit.
 
 
 if sys.version_info >= (3, 14) and not TYPE_CHECKING:
@@ -249,21 +246,21 @@ END: Final = 4
 _ZSTD: Final = 0x80
 
 COMPRESS_FROM: Final = 4096
-"""Below this many bytes, compressing takes longer than sending."""
+"""Compressing less than this takes longer than sending it."""
 _LEVEL: Final = 1
 
 HEAD: Final = struct.Struct(">BI")
 
 Read = Callable[[int], bytes]
-"""Reads exactly so many bytes, or fewer where there are no more."""
+"""Reads exactly that many bytes, or fewer at the end."""
 
 
-class CutOff(Exception):
-    """The bytes ended in the middle."""
+class Truncated(Exception):
+    """The data ends in the middle of a frame."""
 
 
 def frame(tag: int, data: bytes = b"") -> bytes:
-    """A frame, compressed when it is long enough and shrinks."""
+    """Return a frame, compressed if it is large enough and shrinks."""
     if len(data) >= COMPRESS_FROM:
         packed = zstd.compress(data, _LEVEL)
         if len(packed) < len(data):
@@ -272,21 +269,21 @@ def frame(tag: int, data: bytes = b"") -> bytes:
 
 
 def frames(read: Read, *, limit: int) -> Iterator[tuple[int, bytes]]:
-    """The tags and bytes of frames, until the source ends behind one of them."""
+    """Yield the tag and data of each frame until the source ends."""
     while head := read(HEAD.size):
         if len(head) < HEAD.size:
-            raise CutOff
+            raise Truncated
         tag, length = HEAD.unpack(head)
         if length > limit:
             raise _too_large(limit)
         data = read(length) if length else b""
         if len(data) < length:
-            raise CutOff
+            raise Truncated
         yield tag & ~_ZSTD, _inflate(data, limit) if tag & _ZSTD else data
 
 
 def reader(data: bytes) -> Read:
-    """Reads from bytes at hand."""
+    """Return a `Read` function for bytes in memory."""
     position = 0
 
     def read(size: int) -> bytes:
@@ -299,7 +296,7 @@ def reader(data: bytes) -> Read:
 
 
 def _inflate(data: bytes, limit: int) -> bytes:
-    # Not zstd.decompress: it goes on into frames behind the first, whose sizes nobody has looked at.
+    # Not zstd.decompress: it would continue with further frames, whose sizes were not checked.
     decompressor = zstd.ZstdDecompressor()
     try:
         size: int | None = cast("Any", zstd.get_frame_info(data)).decompressed_size
@@ -311,9 +308,9 @@ def _inflate(data: bytes, limit: int) -> bytes:
     if len(whole) > limit:
         raise _too_large(limit)
     if not decompressor.eof or decompressor.unused_data:
-        raise InvalidInput("a compressed frame is cut, or has something behind it; send it again")
+        raise InvalidInput("a compressed frame is truncated or has trailing bytes; send it again")
     return whole
 
 
 def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"a frame is larger than {limit:,} bytes; send less at once (nothing was written)")
+    return TooLarge(f"a frame exceeds {limit:,} bytes; send less at once (nothing was written)")

@@ -1,9 +1,8 @@
 """The gateway: the engine contract over HTTP, for ``treering.open("https://...")``.
 
-One route for each method of `engines.remote.protocol`, behind the same gate as every other one. Quick
-methods run in a worker thread and answer at once. Slow ones (a sweep, a check) have workers of their own,
-and an answer that begins after a few seconds and ticks until there is news, so that no proxy takes them for
-dead.
+There is one route for each method of `engines.remote.protocol`, with the same authentication as all others.
+Fast methods run in a worker thread. Slow ones (a sweep, a check) have separate workers; after a few seconds
+they start a streaming response that ticks until there is a result, so that no proxy drops the connection.
 """
 
 from __future__ import annotations
@@ -24,80 +23,82 @@ from treering.engines.remote import protocol
 from treering.engines.remote.protocol import METHODS, Method
 from treering.errors import InvalidInput, TimedOut, TreeringError, Unsupported
 from treering.server.endpoints import Call, Endpoint, endpoint
-from treering.server.gateway import AT_ONCE, IN_PIECES, Site, Waits
+from treering.server.gateway import SINGLE, STREAMED, CommitWaiters, GatewayTarget
 from treering.server.http import problem_of, read_body
 
 SLOW_AT_ONCE: Final = 4
-"""Slow methods that run for one caller at a time; further ones wait, and tick."""
+"""Slow methods that run concurrently for one caller; further ones wait, ticking."""
 LARGE_AT_ONCE: Final = 4
 LARGE_BYTES: Final = 1024 * 1024
-"""Requests from this size on take turns, a few of each caller's, so that they do not fill the memory."""
+"""Only a few requests of this size are processed at once per caller, which bounds memory use."""
 BODY_SECONDS: Final = 300.0
-"""A request that is not there after this time is given up."""
+"""Time limit for receiving a request."""
 _STEP_SECONDS: Final = 0.25
 
 _HEADERS: Final = {protocol.HEADER: str(protocol.VERSION), "cache-control": "no-store"}
-_UNBUFFERED: Final = {"x-accel-buffering": "no"}  # a proxy that collects ticks would defeat them
+_UNBUFFERED: Final = {"x-accel-buffering": "no"}  # a proxy that buffers ticks would defeat them
 _END: Final = protocol.frame(protocol.END)
 _encoder: Final = msgspec.msgpack.Encoder()
 _contents: Final = msgspec.msgpack.Decoder(Content)
 
 
 class GatewayQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The namespace inside of the key's project; ``default`` is the project itself."""
+    """The namespace in the key's project; ``default`` is the project itself."""
 
     namespace: str = protocol.DEFAULT_NAMESPACE
 
 
-class _Desk:
-    """What all calls of one server share."""
+class _GatewayState:
+    """State shared by all calls of a server."""
 
     def __init__(self, engine: Engine) -> None:
-        self.waits = Waits(engine)
+        self.waits = CommitWaiters(engine)
         self._large: dict[str, asyncio.Semaphore] = {}
         self._slow: dict[str, CapacityLimiter] = {}
 
-    def turn(self, caller: str) -> asyncio.Semaphore:
-        """What a caller's large requests wait for; another one's are not held up by them."""
+    def large_requests(self, caller: str) -> asyncio.Semaphore:
+        """Return the limit of large requests, separate for each caller."""
         return self._large.setdefault(caller, asyncio.Semaphore(LARGE_AT_ONCE))
 
     def workers(self, caller: str) -> CapacityLimiter:
-        """What a caller's slow methods wait for; another one's are not held up by them."""
+        """Return the limit of slow methods, separate for each caller."""
         return self._slow.setdefault(caller, CapacityLimiter(SLOW_AT_ONCE))
 
 
-def _made(method: Method) -> Endpoint:
+def _endpoint(method: Method) -> Endpoint:
     decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(method.args)
 
     async def handler(call: Call[GatewayQuery, None]) -> Response:
         _check_protocol(call.request)
-        desk = _desk(call)
-        site = Site(
+        state = _state(call)
+        target = GatewayTarget(
             engine=call.store.engine,
             access=call.access,
             namespace=call.query.namespace,
             max_request_bytes=_limit(call.request),
         )
-        _ = site.space  # refuses the namespace before the body is read
-        told = call.request.headers.get("content-length", "")
-        if told.isdigit() and int(told) >= LARGE_BYTES:
-            async with desk.turn(call.access.name):
-                return await _answer(call, site, desk)
-        return await _answer(call, site, desk)
+        _ = target.space  # rejects the namespace before the body is read
+        length = call.request.headers.get("content-length", "")
+        if length.isdigit() and int(length) >= LARGE_BYTES:
+            async with state.large_requests(call.access.name):
+                return await _respond(call, target, state)
+        return await _respond(call, target, state)
 
-    async def _answer(call: Call[GatewayQuery, None], site: Site, desk: _Desk) -> Response:
-        body = await _body(call.request, site.max_request_bytes)
+    async def _respond(
+        call: Call[GatewayQuery, None], target: GatewayTarget, state: _GatewayState
+    ) -> Response:
+        body = await _body(call.request, target.max_request_bytes)
         if method.name == "wait":
-            return await _wait(desk, site, _arguments(method, decoder, body, site.max_request_bytes))
+            return await _wait(state, target, _arguments(method, decoder, body, target.max_request_bytes))
 
         def messages() -> Iterator[bytes]:
-            args = _arguments(method, decoder, body, site.max_request_bytes)
-            if method.name in IN_PIECES:
-                return map(_encoder.encode, IN_PIECES[method.name](site, args))
-            return iter((_encoder.encode(AT_ONCE[method.name](site, args)),))
+            args = _arguments(method, decoder, body, target.max_request_bytes)
+            if method.name in STREAMED:
+                return map(_encoder.encode, STREAMED[method.name](target, args))
+            return iter((_encoder.encode(SINGLE[method.name](target, args)),))
 
         if method.slow:
-            return await _slowly(messages, desk.workers(call.access.name))
+            return await _run_slow(messages, state.workers(call.access.name))
         return _response(await to_thread.run_sync(lambda: _framed(messages())))
 
     handler.__name__ = f"gateway_{method.name}"
@@ -111,15 +112,15 @@ def _made(method: Method) -> Endpoint:
 
 
 def _check_protocol(request: Request) -> None:
-    told = request.headers.get(protocol.HEADER)
-    if told is None:
+    version = request.headers.get(protocol.HEADER)
+    if version is None:
         raise InvalidInput(
             f"this route is for treering.open('https://...'), which sends the header {protocol.HEADER}"
         )
-    if told != str(protocol.VERSION):
+    if version != str(protocol.VERSION):
         raise Unsupported(
-            f"this server speaks version {protocol.VERSION} of the gateway's protocol, the client version "
-            f"{told[:20]}; upgrade the older one of them"
+            f"this server uses version {protocol.VERSION} of the gateway protocol, the client version "
+            f"{version[:20]}; upgrade the older one"
         )
 
 
@@ -137,29 +138,29 @@ def _limit(request: Request) -> int:
     return min(protocol.MAX_REQUEST_BYTES, request.app.state.treering.settings.max_body)
 
 
-def _desk(call: Call[GatewayQuery, None]) -> _Desk:
-    shared = call.request.app.state
-    if not hasattr(shared, "gateway"):
-        shared.gateway = _Desk(call.store.engine)
-    return shared.gateway
+def _state(call: Call[GatewayQuery, None]) -> _GatewayState:
+    app_state = call.request.app.state
+    if not hasattr(app_state, "gateway"):
+        app_state.gateway = _GatewayState(call.store.engine)
+    return app_state.gateway
 
 
 def _arguments(method: Method, decoder: msgspec.msgpack.Decoder[Any], body: bytes, limit: int) -> Any:
-    """The arguments in a request; of `stage`, the contents behind them."""
+    """Return the arguments of a request; for `stage`, the contents after them."""
     try:
-        found = _within(body, limit)
+        found = _messages(body, limit)
         args = decoder.decode(found[0]) if found else None
         if args is None or (len(found) > 1) > (method.name == "stage"):
-            raise InvalidInput(f"a request of {method.name} has {len(found)} messages; nothing was written")
+            raise InvalidInput(f"a {method.name} request has {len(found)} messages; nothing was written")
         return [_contents.decode(data) for data in found[1:]] if method.name == "stage" else args
     except msgspec.DecodeError as error:
         raise InvalidInput(
-            f"a request of {method.name} cannot be read ({error}); upgrade the older side"
+            f"cannot decode a {method.name} request ({error}); upgrade the older side"
         ) from None
 
 
-def _within(body: bytes, limit: int) -> list[bytes]:
-    """The messages of a request, which together unfold to no more than ``limit`` bytes."""
+def _messages(body: bytes, limit: int) -> list[bytes]:
+    """Return the messages of a request, at most ``limit`` decompressed bytes in total."""
     found: list[bytes] = []
     left = limit
     source = protocol.reader(body)
@@ -167,24 +168,22 @@ def _within(body: bytes, limit: int) -> list[bytes]:
         while frame := next(protocol.frames(source, limit=left), None):
             tag, data = frame
             if tag != protocol.MESSAGE:
-                raise InvalidInput(
-                    f"a request holds a frame with tag {tag}; only messages are sent to a server"
-                )
+                raise InvalidInput(f"a request contains a frame with tag {tag}; only messages are allowed")
             found.append(data)
             left -= len(data)
-    except protocol.CutOff:
-        raise InvalidInput("the request is cut off in the middle of a frame; send it again") from None
+    except protocol.Truncated:
+        raise InvalidInput("the request is truncated; send it again") from None
     return found
 
 
-async def _wait(desk: _Desk, site: Site, args: protocol.Wait) -> Response:
-    seconds = min(args.seconds, protocol.MAX_WAIT_SECONDS) if args.seconds > 0 else 0.0  # NaN is not above 0
-    last_seq = await desk.waits.wait(site.space, args.after_seq, seconds=seconds)
+async def _wait(state: _GatewayState, target: GatewayTarget, args: protocol.WaitRequest) -> Response:
+    seconds = min(args.seconds, protocol.MAX_WAIT_SECONDS) if args.seconds > 0 else 0.0  # NaN counts as 0
+    last_seq = await state.waits.wait(target.space, args.after_seq, seconds=seconds)
     return _response(_framed(iter((_encoder.encode(last_seq),))))
 
 
-async def _slowly(messages: Callable[[], Iterator[bytes]], limiter: CapacityLimiter) -> Response:
-    """An answer that is plain when it is there within some seconds, and otherwise ticks until it is."""
+async def _run_slow(messages: Callable[[], Iterator[bytes]], limiter: CapacityLimiter) -> Response:
+    """Respond normally if the method finishes soon, otherwise stream ticks until it does."""
     steps = _Steps(messages)
     step = asyncio.create_task(to_thread.run_sync(steps.take, limiter=limiter))
     await asyncio.wait({step}, timeout=protocol.TICK_SECONDS)
@@ -206,19 +205,19 @@ async def _slowly(messages: Callable[[], Iterator[bytes]], limiter: CapacityLimi
         except TreeringError as error:
             yield protocol.frame(protocol.PROBLEM, msgspec.json.encode(problem_of(error)))
         finally:
-            running.add_done_callback(_forget)
+            running.add_done_callback(_ignore_result)
 
     return StreamingResponse(stream(), media_type=protocol.MEDIA_TYPE, headers=_HEADERS | _UNBUFFERED)
 
 
-def _forget(task: asyncio.Task[bytes]) -> None:
-    """Nobody is left to hear how it ended."""
+def _ignore_result(task: asyncio.Task[bytes]) -> None:
+    """Retrieve the exception, which nobody else will."""
     if not task.cancelled():
         task.exception()
 
 
 class _Steps:
-    """Messages of a slow method, taken some at a time."""
+    """The messages of a slow method, taken in groups."""
 
     def __init__(self, messages: Callable[[], Iterator[bytes]]) -> None:
         self._begin = messages
@@ -226,7 +225,7 @@ class _Steps:
         self.is_finished = False
 
     def take(self) -> bytes:
-        """The frames of what comes within a moment, or of the one message that takes longer."""
+        """Return the frames of all messages that arrive soon, or of the next one if it takes longer."""
         frames: list[bytes] = []
         size = 0
         until = time.monotonic() + _STEP_SECONDS
@@ -253,4 +252,4 @@ def _response(body: bytes) -> Response:
     return Response(body, media_type=protocol.MEDIA_TYPE, headers=_HEADERS)
 
 
-ENDPOINTS: Final = tuple(map(_made, METHODS.values()))
+ENDPOINTS: Final = tuple(map(_endpoint, METHODS.values()))

@@ -1,4 +1,4 @@
-"""Looking after the caller's project: its size, whether it is sound, and what can go."""
+"""Maintenance of the caller's project: stats, verify, gc, forget, reindex."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class KeepRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     monthly: Count | None = None
     tagged: tuple[str, ...] = ()
     within: str | None = None
-    """As ``30d`` or ``12h``."""
+    """An age, such as ``30d`` or ``12h``."""
     max_bytes: Count | None = None
 
 
 class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to keep (without a rule: everything), and whether to only say what would go."""
+    """What to keep (without a rule: everything), and whether to change anything."""
 
     keep: KeepRule | None = None
     dry_run: bool = True
@@ -39,7 +39,7 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Selection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to erase for good: a thread (of a namespace), a whole namespace, or one scope."""
+    """What to erase: a thread (in a namespace), a whole namespace, or one scope."""
 
     thread: str | None = None
     namespace: str | None = None
@@ -49,19 +49,19 @@ class Selection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @endpoint("GET", "/store/stats", tag="store")
 def get_stats(call: Call[None, None]) -> Stats:
-    """What the project holds, what it takes, and how it grew day by day."""
+    """Return the size of the project and its growth by day."""
     return call.store.stats()
 
 
 @endpoint("POST", "/store/verify", tag="store", scope="admin")
 def verify_store(call: Call[None, None]) -> Verification:
-    """Rehash everything and follow every link; changes nothing."""
+    """Rehash all content and check every link. Changes nothing."""
     return call.store.verify()
 
 
 @endpoint("POST", "/store/gc", tag="store", scope="admin")
 def collect_garbage(call: Call[None, Sweep]) -> Collection:
-    """Drop what the rule does not keep, then sweep what nothing reaches. A dry run unless told otherwise."""
+    """Drop what the rule does not keep, then remove unreachable data. A dry run by default."""
     body = call.body
     keep = None if body.keep is None else Keep(**structs.asdict(body.keep))
     return call.store.gc(keep=keep, dry_run=body.dry_run, grace_seconds=body.grace_seconds)
@@ -69,7 +69,7 @@ def collect_garbage(call: Call[None, Sweep]) -> Collection:
 
 @endpoint("POST", "/store/forget", tag="store", scope="admin")
 def forget_in_store(call: Call[None, Selection]) -> Forgotten:
-    """Erase a thread, a namespace or a scope for good."""
+    """Permanently erase a thread, a namespace or a scope."""
     body = call.body
     return call.store.forget(
         thread=body.thread, namespace=body.namespace, scope=body.scope, cascade=body.cascade
@@ -78,7 +78,7 @@ def forget_in_store(call: Call[None, Selection]) -> Forgotten:
 
 @endpoint("POST", "/store/reindex", tag="store", scope="admin")
 def reindex_store(call: Call[None, None]) -> Empty:
-    """Rebuild what is derived: roll-ups and search index."""
+    """Rebuild the roll-ups and the search index."""
     call.store.reindex()
     return OK
 

@@ -23,7 +23,7 @@ from treering.core.batch import Draft, Event
 from treering.core.query import Erasure, EventQuery
 from treering.engines.remote import engine, protocol
 from treering.engines.remote.engine import open_remote
-from treering.engines.remote.transport import error_in, error_of, place_of
+from treering.engines.remote.transport import error_from_document, error_from_failure, parse_server_url
 from treering.errors import (
     Conflict,
     MissingObjects,
@@ -56,21 +56,27 @@ class TestErrors:
         ids=lambda error: type(error).__name__,
     )
     def test_every_error_arrives_as_it_was(self, error):
-        for arrived in (error_of(failure_of(error)), error_in(msgspec.json.encode(problem_of(error)))):
+        for arrived in (
+            error_from_failure(failure_of(error)),
+            error_from_document(msgspec.json.encode(problem_of(error))),
+        ):
             assert type(arrived) is type(error)
             assert str(arrived) == str(error)
             assert vars(arrived) == vars(error)
 
     def test_an_error_of_nobody_is_an_error_all_the_same(self):
-        assert type(error_of(protocol.Failure(kind="os", detail="x"))) is errors.TreeringError
-        assert type(error_of(protocol.Failure(kind="MissingObjects", detail="x"))) is errors.TreeringError
-        assert type(error_in(b"<html>")) is errors.TreeringError
+        assert type(error_from_failure(protocol.Failure(kind="os", detail="x"))) is errors.TreeringError
+        assert (
+            type(error_from_failure(protocol.Failure(kind="MissingObjects", detail="x")))
+            is errors.TreeringError
+        )
+        assert type(error_from_document(b"<html>")) is errors.TreeringError
 
     def test_a_class_that_only_the_server_knows_arrives_as_the_nearest(self):
         class Local(NotFound):
             pass
 
-        assert type(error_of(failure_of(Local("x")))) is NotFound
+        assert type(error_from_failure(failure_of(Local("x")))) is NotFound
 
 
 class TestBadLines:
@@ -87,8 +93,8 @@ class TestBadLines:
             assert len(on.scan("default", EventQuery()).records) == 1
             assert relay.lost == 3
 
-    def test_a_refusal_in_the_middle_of_a_request_is_heard(self, opened):
-        """As something in front of a server may send it, closing the connection on the rest."""
+    def test_a_rejection_in_the_middle_of_a_request_is_raised(self, opened):
+        """As a proxy may send it, closing the connection before the rest arrives."""
         problem = msgspec.json.encode(problem_of(TooLarge("not that much")))
         answer = (
             "HTTP/1.1 413 Too Large\r\ncontent-type: application/problem+json\r\n"
@@ -104,7 +110,7 @@ class TestBadLines:
         on = opened()
         with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
             refused = pool.submit(refuse)
-            on._connections._place = place_of(
+            on._connections._address = parse_server_url(
                 f"http://127.0.0.1:{listening.getsockname()[1]}", with_key=False
             )
             on._connections.abandon()
@@ -112,12 +118,12 @@ class TestBadLines:
                 on.stage("default", [batches.noise(12_000_000)])
             refused.result(timeout=60)
 
-    def test_what_may_not_be_repeated_is_not(self, store, url, opened):
+    def test_a_call_that_is_not_repeatable_is_sent_once(self, store, url, opened):
         with relayed(url) as relay:
             on = opened(where=relay.url)
             on.commit(batches.events("default", batches.event(scope="gone")))
             relay.lose_answers = 1
-            with pytest.raises(Unreachable, match="not known"):
+            with pytest.raises(Unreachable, match="may or may not"):
                 on.erase("default", Erasure(scopes=("gone",)))
             assert relay.lost == 1
             assert not store.engine.scan("default", EventQuery()).records
@@ -163,7 +169,7 @@ class TestBadLines:
             tags = []
             try:
                 tags += [tag for tag, _ in protocol.frames(protocol.reader(whole[:length]), limit=100)]
-            except protocol.CutOff:
+            except protocol.Truncated:
                 continue
             assert protocol.END not in tags
 
@@ -192,9 +198,9 @@ class TestWaiting:
             on.commit(batches.set_ref("default", "r"))
             assert [each.result(timeout=60) for each in news] == [2] * waiting
 
-    def test_waiting_for_many_spaces_takes_no_thread_each(self, opened, monkeypatch):
+    def test_waiting_for_many_spaces_needs_few_threads(self, opened, monkeypatch):
         monkeypatch.setattr(gateway, "MAX_THREADS", 2)
-        monkeypatch.setattr(gateway, "_LOOK_SECONDS", 0.05)
+        monkeypatch.setattr(gateway, "_POLL_SECONDS", 0.05)
         on = opened()
         spaces = [f"space-{number}" for number in range(10)]
         with ThreadPoolExecutor(20) as pool:
@@ -204,10 +210,10 @@ class TestWaiting:
                 on.commit(batches.set_ref(space, "r"))
             assert [each.result(timeout=60) for each in news] == [1] * len(spaces)
             assert all(each.result(timeout=60) in {0, 1} for each in quiet)
-        watching = [each for each in threading.enumerate() if each.name == "treering-waits"]
+        watching = [each for each in threading.enumerate() if each.name == "treering-commit-waiters"]
         assert len(watching) <= 2
 
-    def test_an_upload_that_stalls_holds_up_its_own_caller_only(self, url, opened, keys, monkeypatch):
+    def test_a_stalled_upload_blocks_only_its_own_caller(self, url, opened, keys, monkeypatch):
         monkeypatch.setattr(routes, "LARGE_BYTES", 1000)
         host, _, port = url.removeprefix("http://").partition(":")
         token = keys("a")
@@ -221,7 +227,7 @@ class TestWaiting:
                 line.sendall(head + b"x" * 100)
             assert opened(keys("b")).stage("default", [batches.noise(5000)])
 
-    def test_an_upload_that_never_ends_is_given_up(self, url, monkeypatch):
+    def test_an_upload_that_never_ends_times_out(self, url, monkeypatch):
         monkeypatch.setattr(routes, "BODY_SECONDS", 0.05)
         host, _, port = url.removeprefix("http://").partition(":")
         with closing(socket.create_connection((host, int(port)), timeout=60)) as line:
