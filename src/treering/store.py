@@ -23,7 +23,6 @@ from treering.errors import InvalidInput
 from treering.graphs.extension import install as install_graphs
 from treering.threads.hooks import Hooks
 from treering.threads.thread import Thread, ThreadContext
-from treering.workspaces.workspace import Workspace
 
 if TYPE_CHECKING:
     from treering.core.records import Checked
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from treering.threads.chats import Chat
     from treering.threads.directory import ThreadInfo
     from treering.threads.transcripts import Transcript
+    from treering.workspaces.workspace import Workspace
 
 
 install_graphs()  # so that every process that opens a store can read what graphs saved
@@ -97,8 +97,8 @@ class Store:
         self._legacy: LegacyRuns | None = None
         self._ingest: Ingest | None = None
         self._vectors: VectorIndex | None = None
-        self._workspace = Workspace(engine, self._space, folder=folder, clock=self._clock)
-        self._threads = ThreadContext(engine, self._space, self._clock, self._hooks, self._workspace)
+        self._workspace: Workspace | None = None
+        self._threads = ThreadContext(engine, self._space, self._clock, self._hooks, lambda: self.workspace)
 
     def in_namespace(self, namespace: str) -> Store:
         """Return the store in another namespace. Both share engine and hooks; closing one closes both."""
@@ -184,6 +184,10 @@ class Store:
     @property
     def workspace(self) -> Workspace:
         """Snapshots of the folders that agents work in."""
+        from treering.workspaces.workspace import Workspace
+
+        if self._workspace is None:
+            self._workspace = Workspace(self._engine, self._space, folder=self._folder, clock=self._clock)
         return self._workspace
 
     # Memory, schedules, state
@@ -420,7 +424,7 @@ class Store:
         from treering.maintenance.forget import forget, selection
 
         chosen = selection(thread=thread, namespace=namespace, scope=scope)
-        self._workspace.clear_stat_cache()
+        self.workspace.clear_stat_cache()
         if self._vectors is not None:
             self._vectors.clear()
         return forget(self._engine, self._space, chosen, cascade=cascade, clock=self._clock)

@@ -23,7 +23,6 @@ from decimal import Decimal
 from importlib import import_module
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, Final
-from zipfile import ZipFile
 
 import msgspec
 
@@ -353,6 +352,8 @@ exchange: Final = Exchange()
 
 
 def _history(currency: str) -> Iterator[tuple[int, Decimal]]:
+    from zipfile import ZipFile  # slow to import
+
     with ZipFile(_rates_file()) as archive, archive.open(archive.namelist()[0]) as member:
         lines = TextIOWrapper(member, encoding="utf-8")
         names = [name.strip() for name in next(lines).split(",")]

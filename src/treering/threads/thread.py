@@ -19,7 +19,6 @@ from treering.threads.actions import Actions, apply_actions, parse_actions
 from treering.threads.chat_ids import ChatId, TaskId, parse_thread_id
 from treering.threads.checkpoint import Checkpoint, belongs_to
 from treering.threads.checkpoint_record import MESSAGES, CheckpointRecord
-from treering.threads.diff import Difference, difference
 from treering.threads.head import Head, ThreadMoved
 from treering.threads.hooks import (
     CheckpointEvent,
@@ -36,12 +35,13 @@ from treering.threads.removal import Cleaned
 from treering.threads.state_object import capture, set_attributes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from datetime import datetime
     from pathlib import Path
 
     from treering.core.clock import Clock
     from treering.core.engine import Engine
+    from treering.threads.diff import Difference
     from treering.threads.hooks import Hooks, SaveRequest
     from treering.workspaces.snapshot import StagedSnapshot
     from treering.workspaces.workspace import Workspace
@@ -55,7 +55,8 @@ class ThreadContext:
     space: str
     clock: Clock
     hooks: Hooks
-    workspace: Workspace
+    workspace: Callable[[], Workspace]
+    """Opened on first use: most threads never save files."""
 
 
 class Thread:
@@ -93,7 +94,7 @@ class Thread:
     @property
     def workspace(self) -> Workspace:
         """The store's workspace, which saves and restores files for this thread."""
-        return self._context.workspace
+        return self._context.workspace()
 
     # Saving
     def checkpoint(
@@ -316,6 +317,8 @@ class Thread:
         self, before: str | int | datetime | Checkpoint, after: str | int | datetime | Checkpoint
     ) -> Difference:
         """Compare two checkpoints: messages, state as a JSON patch, and files."""
+        from treering.threads.diff import difference
+
         old, new = self.at(before), self.at(after)
         return difference(old, new, files=self.workspace.diff(old.snapshot, new.snapshot))
 

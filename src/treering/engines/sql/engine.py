@@ -1,7 +1,8 @@
 """The engine contract over any SQL database.
 
 A driver (`engines.sqlite`, `engines.postgres`) brings a `Database` and a text index. Everything that the two
-have in common is here and in the modules beside this one.
+have in common is here and in the modules beside this one. Maintenance operations are imported when they run,
+so that opening a store stays fast.
 """
 
 from __future__ import annotations
@@ -15,15 +16,12 @@ from treering.core.failpoints import declare, hit
 from treering.core.ids import check_space
 from treering.core.query import check_limit
 from treering.core.records import Lease, ListInfo, Page, SearchResult
-from treering.engines.sql import copy, read, rollups, verify
-from treering.engines.sql import stats as stats_module
+from treering.engines.sql import read, rollups
 from treering.engines.sql.commit.decide import AcceptedBatch, decide_all
 from treering.engines.sql.commit.encode import encode_batch, merge_dependencies
 from treering.engines.sql.commit.group import GroupCommit
 from treering.engines.sql.commit.state import SpaceCaches, cached_state, read_state
 from treering.engines.sql.commit.write import write_group
-from treering.engines.sql.gc import erase as erase_module
-from treering.engines.sql.gc import sweep as sweep_module
 from treering.engines.sql.objects import PackGone
 from treering.engines.sql.read import ItemCache
 from treering.errors import NotFound
@@ -294,22 +292,28 @@ class SqlEngine:
     # Looking after itself
     def erase(self, space: str, plan: Erasure) -> Erased:
         """Remove what the plan names, and the unshared content behind it."""
+        from treering.engines.sql.gc import erase
+
         number = self._number_or_not_found(space)
         try:
-            return erase_module.erase(self._database, self._objects, self._texts, number, plan)
+            return erase.erase(self._database, self._objects, self._texts, number, plan)
         finally:
             self._items.clear()
             self._caches.drop(number)
 
     def sweep(self, space: str, *, dry_run: bool = False, grace_seconds: float = 3600.0) -> Swept:
         """Mark what refs and events can reach, and remove the rest."""
+        from treering.engines.sql.gc import sweep
+
         number = self._number_or_not_found(space)
-        return sweep_module.sweep(
+        return sweep.sweep(
             self._database, self._objects, number, dry_run=dry_run, grace_seconds=grace_seconds
         )
 
     def check(self, space: str, *, read_content: bool = True) -> Iterator[Problem | Checked]:
         """Verify everything."""
+        from treering.engines.sql import verify
+
         number = self._number_or_not_found(space)
         return verify.check(self._database, self._objects, self._texts, number, read_content=read_content)
 
@@ -321,15 +325,21 @@ class SqlEngine:
 
     def stats(self, space: str) -> SpaceStats:
         """What the space holds."""
-        return stats_module.stats(self._database, self._number_or_not_found(space), space)
+        from treering.engines.sql import stats
+
+        return stats.stats(self._database, self._number_or_not_found(space), space)
 
     def export(self, space: str, *, after: str | None = None) -> Iterator[Slice]:
         """Everything in the space as slices in a loadable order."""
+        from treering.engines.sql import copy
+
         number = self._number_or_not_found(space)
         return copy.export(self._database, self._objects, number, space, after)
 
     def load(self, space: str, part: Slice) -> None:
         """Take a slice of another engine's `export`."""
+        from treering.engines.sql import copy
+
         number = self._space_number(space, create=True)
         copy.load(self._database, self._objects, self._texts, number, part)
 
