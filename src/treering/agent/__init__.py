@@ -1,10 +1,8 @@
 """A small agent loop without a framework: a model, tools, and conversations that are stored."""
 
 from treering.agent.agent import Agent, create_agent
-from treering.agent.loop import CheckpointWarning
-from treering.agent.messages import ToolCall
-from treering.agent.middleware import Middleware
-from treering.agent.results import AgentEvent, Context, Result
+from treering.agent.loop import CheckpointWarning, Middleware
+from treering.agent.messages import AgentEvent, Context, Result, ToolCall
 from treering.agent.tools import Tool, tool
 from treering.limits.tool_budgets import Budget
 

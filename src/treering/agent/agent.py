@@ -13,11 +13,8 @@ from inspect import signature
 from typing import Any, Final, cast
 
 from treering.agent.conversations import Conversations
-from treering.agent.driver import Steps, drive, drive_async
-from treering.agent.loop import AgentConfig, AgentRun, OnError
-from treering.agent.messages import Prompt
-from treering.agent.middleware import Middleware
-from treering.agent.results import AgentEvent, Result
+from treering.agent.loop import AgentConfig, AgentRun, Middleware, OnError, Steps, drive, drive_async
+from treering.agent.messages import AgentEvent, Prompt, Result
 from treering.agent.tools import tools_by_name
 from treering.core.ids import check_id
 from treering.errors import InvalidInput
@@ -52,7 +49,7 @@ def create_agent(
         tools: functions or `Tool` objects.
         checkpointer: a `Store`, the URL or folder of one, a saver, or ``None`` to store nothing.
         namespace: the tenant of the conversations in a store.
-        middleware: objects with one or more methods of `treering.agent.middleware`.
+        middleware: objects with one or more methods of `Middleware`.
         hooks: added to the checkpointer's own.
         budgets: limits the tool calls.
         max_iterations: how often the model may be called in one run.

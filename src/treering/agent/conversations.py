@@ -16,8 +16,7 @@ from typing import Any, Final, Protocol, cast
 
 import msgspec
 
-from treering.agent.driver import Call
-from treering.agent.messages import Message
+from treering.agent.messages import Call, Message
 from treering.api import open as open_store
 from treering.compat.savers.checkpoint import NEW
 from treering.compat.savers.saver import Saver as TreeringSaver

@@ -8,24 +8,49 @@ small state value (`RUN_KEY`): its id, its counters of tool calls, and which cal
 The calls of one message are made one after the other, in order. A call is saved when it has a result; a
 process that dies before that makes the call again, so a tool that must not run twice should use
 ``context.call.id`` as an idempotency key.
+
+Middleware is code of your own inside the loop: any object with one or more of the methods of `Middleware`;
+each method may be async. ``before_model`` runs in list order and ``after_model`` in reverse order; the first
+``wrap_tool`` is the outermost. If the object has ``tools``, they are added to the agent's.
+
+The loop is a generator. It yields a `Call` for everything that takes time (the model, a tool, a checkpoint)
+and receives the result, or the error is thrown into it; it yields an `AgentEvent` for the caller. Only the
+two drivers (`drive`, `drive_async`) know whether they wait or await, so sync and async models, tools,
+middleware and savers can be mixed. **Invariant:** no running event loop is ever blocked. Under asyncio, the
+sync functions of a run are called in a thread of the run's own, so runs never wait for each other.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import inspect
 import warnings
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast, runtime_checkable
 
 import msgspec
 
 from treering.agent.conversations import Conversation, Conversations, ConversationState
-from treering.agent.driver import END, Call, Steps, next_piece, open_stream
 from treering.agent.messages import (
+    AgentEvent,
+    Call,
+    Context,
     Message,
     Prompt,
+    Result,
     StreamedReply,
     ToolCall,
     answer_of,
@@ -37,13 +62,13 @@ from treering.agent.messages import (
     result_message,
     text_of,
 )
-from treering.agent.middleware import AfterModel, BeforeModel, Middleware, NeedsApproval, apply_middleware
-from treering.agent.results import AgentEvent, Context, Result
 from treering.agent.tools import Tool, result_text
 from treering.core.ids import new_id
 from treering.errors import BudgetExceeded, Conflict, InvalidInput
 from treering.limits.tool_budgets import Budget, Budgets
 from treering.runs.span import current_node
+from treering.sync_async import call, lent
+from treering.sync_async import call as call_and_wait
 
 if TYPE_CHECKING:
     from treering.runs.run import Run
@@ -522,3 +547,259 @@ def _usage(given: Any) -> Mapping[str, Any] | None:
         usage_of(usage)
         return usage
     return None
+
+
+Proceed = Callable[[ToolCall], Any]
+"""Calls the next middleware or the tool and returns its value; awaited in an async `wrap_tool`."""
+
+
+@runtime_checkable
+class BeforeModel(Protocol):
+    """Changes what the model sees."""
+
+    def before_model(
+        self, messages: list[Message], context: Context
+    ) -> Sequence[Message] | Awaitable[Sequence[Message] | None] | None:
+        """Return the messages to send instead, or ``None`` for these. They are not saved."""
+        ...
+
+
+@runtime_checkable
+class AfterModel(Protocol):
+    """Changes the model's reply before it is saved and acted on."""
+
+    def after_model(
+        self, messages: list[Message], context: Context
+    ) -> Sequence[Message] | Awaitable[Sequence[Message] | None] | None:
+        """Return the messages to keep instead of the new ones, or ``None`` for these."""
+        ...
+
+
+@runtime_checkable
+class WrapTool(Protocol):
+    """Wraps every tool call: may change, time, repeat or replace it."""
+
+    def wrap_tool(self, call: ToolCall, context: Context, proceed: Proceed) -> Any:
+        """Return the tool's value: that of ``proceed(call)``, or another one."""
+        ...
+
+
+@runtime_checkable
+class NeedsApproval(Protocol):
+    """Decides which calls need a person's approval."""
+
+    def needs_approval(self, call: ToolCall, context: Context) -> bool | Awaitable[bool]:
+        """Whether this call needs approval."""
+        ...
+
+
+Middleware = BeforeModel | AfterModel | WrapTool | NeedsApproval
+
+
+def apply_middleware(
+    execute: Proceed, context: Context, middleware: Sequence[Middleware]
+) -> Callable[[ToolCall], Any]:
+    """Return a function that makes a tool call through all middleware."""
+    for each in reversed(middleware):
+        if isinstance(each, WrapTool):
+            execute = _layer(each.wrap_tool, context, execute)
+    return execute
+
+
+def _layer(wrap: Callable[..., Any], context: Context, inner: Proceed) -> Proceed:
+    if inspect.iscoroutinefunction(wrap):
+
+        async def proceed_async(call: ToolCall) -> Any:
+            worker = WorkerThread()  # not the run's own, which may be waiting for this call
+            try:
+                return await worker.awaited(inner, call)
+            finally:
+                worker.close()
+
+        async def outer_async(call: ToolCall) -> Any:
+            return await wrap(call, context, proceed_async)
+
+        return outer_async
+
+    def proceed(call: ToolCall) -> Any:
+        return call_and_wait(inner, call)
+
+    def outer(call: ToolCall) -> Any:
+        return wrap(call, context, proceed)
+
+    return outer
+
+
+END: Final[Any] = object()
+"""The result of `next_piece` at the end of a stream."""
+
+
+Steps = Generator[Call | AgentEvent, Any, None]
+
+
+class Drivable(Protocol):
+    """What a driver runs, and the model's stream that is open at the moment, if any."""
+
+    stream: Any
+
+    def steps(self) -> Steps:
+        """Return the steps. Called once."""
+        ...
+
+
+def drive(run: Drivable) -> Iterator[AgentEvent]:
+    """Run the steps, waiting for each."""
+    steps = run.steps()
+    answer: Any = None
+    error: Exception | None = None
+    try:
+        while True:
+            try:
+                step = steps.send(answer) if error is None else steps.throw(error)
+            except StopIteration:
+                return
+            answer = error = None
+            if isinstance(step, AgentEvent):
+                yield step
+                continue
+            try:
+                answer = call(step.function, *step.args)
+            except StopIteration as stopped:
+                error = _wrap_stop_iteration(step.function, stopped)
+            except Exception as raised:  # noqa: BLE001 - the loop decides what an error means
+                error = raised
+    finally:
+        steps.close()
+        if run.stream is not None:
+            call(_close, run.stream)
+
+
+async def drive_async(run: Drivable) -> AsyncIterator[AgentEvent]:
+    """Run the steps, awaiting each."""
+    steps = run.steps()
+    worker = WorkerThread()
+    answer: Any = None
+    error: Exception | None = None
+    try:
+        while True:
+            try:
+                step = steps.send(answer) if error is None else steps.throw(error)
+            except StopIteration:
+                return
+            answer = error = None
+            if isinstance(step, AgentEvent):
+                yield step
+                continue
+            try:
+                result = worker.awaited(step.function, *step.args)
+                answer = await (_await_shielded(result) if step.shielded else result)
+            except Exception as raised:  # noqa: BLE001 - the loop decides what an error means
+                error = raised
+    finally:
+        steps.close()
+        try:
+            if run.stream is not None:
+                await worker.close_stream(run.stream)
+        finally:
+            worker.close()
+
+
+def open_stream(reply: Any) -> Any:
+    """Return the iterator of an iterable or an async iterable."""
+    return aiter(reply) if hasattr(reply, "__aiter__") else iter(reply)
+
+
+def next_piece(stream: Any) -> Call:
+    """Return the call that reads the next piece of a stream, or `END`."""
+    return Call(_next_async if hasattr(stream, "__anext__") else _next, (stream,))
+
+
+class WorkerThread:
+    """A thread that calls sync functions, one at a time. It starts when it is first needed."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._last: Future[Any] | None = None
+
+    async def awaited(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return the result of a function that may be sync or async.
+
+        Coroutines below a sync one (a hook, a tool behind sync middleware) run in this loop.
+        """
+        if inspect.iscoroutinefunction(function):
+            return await function(*args)
+        result = await asyncio.wrap_future(self._submit(function, *args))
+        return await result if inspect.isawaitable(result) else result
+
+    async def close_stream(self, stream: Any) -> None:
+        """Close a stream that will not be read to its end.
+
+        If the next piece of a sync stream is being read (its reader was cancelled), it is closed after that.
+        """
+        if hasattr(stream, "__anext__"):
+            result = _close(stream)
+            if inspect.isawaitable(result):
+                await result
+            return
+        is_idle = self._last is None or self._last.done()
+        closing = self._submit(_close, stream)
+        if is_idle:
+            await asyncio.wrap_future(closing)
+
+    def close(self) -> None:
+        """Accept no more calls; the thread ends when the current one has finished."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+
+    def _submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="treering-agent")
+        context = contextvars.copy_context()
+        self._last = self._pool.submit(
+            context.run, _run_with_loop, asyncio.get_running_loop(), function, *args
+        )
+        return self._last
+
+
+async def _await_shielded(result: Coroutine[Any, Any, Any]) -> Any:
+    task = asyncio.ensure_future(result)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = cancelled or error
+    if cancelled is not None:
+        task.exception()  # retrieved, so that asyncio does not log it
+        raise cancelled
+    return task.result()
+
+
+def _next(stream: Any) -> Any:
+    return next(stream, END)
+
+
+async def _next_async(stream: Any) -> Any:
+    with suppress(StopAsyncIteration):
+        return await anext(stream)
+    return END
+
+
+def _close(stream: Any) -> Any:
+    close = getattr(stream, "aclose", None) or getattr(stream, "close", None)
+    return None if close is None else close()
+
+
+def _run_with_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        with lent(loop):
+            return function(*args)
+    except StopIteration as stopped:
+        raise _wrap_stop_iteration(function, stopped) from stopped
+
+
+def _wrap_stop_iteration(function: Callable[..., Any], stopped: StopIteration) -> RuntimeError:
+    # A StopIteration would end the generator of the steps, and asyncio cannot carry one at all.
+    error = RuntimeError(f"{getattr(function, '__qualname__', function)} raised StopIteration")
+    error.__cause__ = stopped
+    return error

@@ -1,4 +1,6 @@
-"""Chat messages: how three common styles represent tool calls and their results, and how replies are read.
+"""Chat messages, tool calls, and what a run yields and returns.
+
+Three common styles represent tool calls and their results, and all are read:
 
 ===========  ============================================  ==================================================
 style        a call, in the assistant's message            its result
@@ -18,13 +20,14 @@ arrives, and at its end the structured message, which is then what is stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any, Final, Literal, cast
 
 import msgspec
 
 from treering.errors import InvalidInput
+from treering.limits.tool_budgets import Counters
 
 Message = dict[str, Any]
 Prompt = str | Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -287,3 +290,76 @@ def _field(holder: Any, name: str) -> Any:
         return cast("Mapping[str, Any]", holder).get(name)
     found = getattr(holder, name, None)
     return None if callable(found) else found
+
+
+AgentEventKind = Literal[
+    "text", "piece", "message", "tool_call", "tool_result", "checkpoint", "interrupt", "finish"
+]
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a run, for tools with a parameter of this type, and for middleware.
+
+    ``state`` is the thread's state: ``todos`` (a list), ``files`` (a dict) and whatever else the tools store;
+    changes to it are saved with the next checkpoint. ``call`` is the tool call, if there is one.
+    """
+
+    thread_id: str | None
+    namespace: str
+    run_id: str
+    iteration: int
+    state: dict[str, Any]
+    call: ToolCall | None = None
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run.
+
+    ``messages`` are those that this run added. ``checkpoint`` is the thread's newest one; ``None`` if it
+    could not be saved, a hook vetoed it, or the agent has no checkpointer. ``interrupt`` is what a person
+    has to decide before the run can continue (see `Agent.resume`).
+    """
+
+    run_id: str
+    text: str
+    messages: list[Message]
+    state: dict[str, Any]
+    checkpoint: Any
+    interrupt: dict[str, Any] | None
+    iterations: int
+    counters: Counters
+
+
+class AgentEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened in a run.
+
+    - ``text``: more of the reply, in ``text``; ``piece``: anything else that the model streamed, in
+      ``value``;
+    - ``message``: a complete message of the model;
+    - ``tool_call``, ``tool_result``: a call that is about to be made, and its result in ``message`` and
+      ``text``;
+    - ``checkpoint``: the thread was saved; ``interrupt``: a person has to decide;
+    - ``finish``: the last event, with the ``result``.
+    """
+
+    kind: AgentEventKind
+    text: str = ""
+    value: Any = None
+    message: Message | None = None
+    call: ToolCall | None = None
+    is_error: bool = False
+    checkpoint: Any = None
+    interrupt: dict[str, Any] | None = None
+    result: Result | None = None
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A function to call; it may be sync or async.
+
+    A ``shielded`` call is finished even if its caller is cancelled, so that code which catches the
+    cancellation finds the thread as it will stay, not while it is being saved.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    shielded: bool = False

@@ -14,8 +14,7 @@ from typing import Any, Final, cast, get_type_hints
 
 import msgspec
 
-from treering.agent.messages import ToolCall
-from treering.agent.results import Context
+from treering.agent.messages import Context, ToolCall
 from treering.errors import InvalidInput
 
 Approval = bool | Callable[[dict[str, Any]], Any]
