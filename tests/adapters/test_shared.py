@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 import treering
 from treering.adapters.conversation import read_heads
-from treering.adapters.names import is_plain, thread_name
-from treering.adapters.opening import Opened, SerialExecutor
+from treering.adapters.shared import Opened, SerialExecutor, is_plain, thread_name
 from treering.bridge import Bridge
 from treering.core.ids import check_id
 from treering.errors import Closed, InvalidInput

@@ -19,8 +19,7 @@ from google.genai import types
 from pydantic_core import to_jsonable_python
 
 from treering.adapters.conversation import escape_part
-from treering.adapters.names import checked, checked_namespace, json_for_models
-from treering.adapters.opening import Opened, StoreOrUrl
+from treering.adapters.shared import Opened, StoreOrUrl, checked, checked_namespace, json_for_models
 from treering.core.batch import ABSENT, Draft, Expect
 from treering.core.content import Content, list_address
 from treering.core.encoding import decode, encode

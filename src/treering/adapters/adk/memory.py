@@ -19,8 +19,7 @@ from google.adk.sessions.session import Session
 from google.genai import types
 
 from treering.adapters.conversation import escape_part
-from treering.adapters.names import checked, checked_namespace, replace_surrogates
-from treering.adapters.opening import Opened, StoreOrUrl
+from treering.adapters.shared import Opened, StoreOrUrl, checked, checked_namespace, replace_surrogates
 from treering.core.ids import new_id
 from treering.errors import InvalidInput, NotFound
 from treering.memory.documents import MemoryDocument, Provenance

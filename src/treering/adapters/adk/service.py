@@ -13,8 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Self, cast
 
 from treering.adapters.conversation import Vetoed
-from treering.adapters.names import checked, checked_namespace
-from treering.adapters.opening import Opened, SerialExecutor, StoreOrUrl
+from treering.adapters.shared import Opened, SerialExecutor, StoreOrUrl, checked, checked_namespace
 from treering.errors import InvalidInput, MissingExtra
 
 try:

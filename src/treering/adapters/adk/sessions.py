@@ -22,7 +22,7 @@ from google.adk.sessions.state import State
 from pydantic_core import to_jsonable_python
 
 from treering.adapters.conversation import ConversationThread, escape_part, read_heads, retry_if_removed
-from treering.adapters.names import json_for_models
+from treering.adapters.shared import json_for_models
 from treering.core.batch import ABSENT, Draft, Expect
 from treering.core.clock import SECOND_US
 from treering.core.content import Address

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from treering.adapters.opening import Opened, StoreOrUrl
+from treering.adapters.shared import Opened, StoreOrUrl
 from treering.errors import InvalidInput, MissingExtra, TreeringError
 from treering.memory.documents import MemoryDocument
 from treering.memory.memory import Memory

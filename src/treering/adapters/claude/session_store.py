@@ -18,8 +18,7 @@ from threading import Lock
 from typing import Any, Final, NamedTuple, cast
 
 from treering.adapters.conversation import read_heads, retry_if_removed
-from treering.adapters.names import checked, thread_name
-from treering.adapters.opening import Opened, SerialExecutor, StoreOrUrl
+from treering.adapters.shared import Opened, SerialExecutor, StoreOrUrl, checked, thread_name
 from treering.bridge import Bridge
 from treering.errors import InvalidInput, MissingExtra
 from treering.sync_async import Closing

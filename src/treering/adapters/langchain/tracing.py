@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 from uuid import UUID
 
-from treering.adapters.names import thread_name
-from treering.adapters.opening import Opened, StoreOrUrl
+from treering.adapters.shared import Opened, StoreOrUrl, thread_name
 from treering.core.batch import Usage
 from treering.errors import BudgetExceeded, MissingExtra
 from treering.runs.run import Run

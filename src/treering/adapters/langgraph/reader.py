@@ -25,7 +25,7 @@ from treering.adapters.langgraph.channels import (
 )
 from treering.adapters.langgraph.task_writes import decode_writes
 from treering.adapters.langgraph.values import DeltaSnapshot
-from treering.adapters.names import thread_name
+from treering.adapters.shared import thread_name
 from treering.errors import Corrupt
 from treering.graphs.graph import Graphs
 from treering.graphs.step import GraphHead, GraphKey, Step, Written, key_of, metadata_of, step_id, writes_key

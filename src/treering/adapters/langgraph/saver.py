@@ -26,8 +26,7 @@ from treering.adapters.langgraph.removal import Removal
 from treering.adapters.langgraph.store import TreeringStore
 from treering.adapters.langgraph.values import ValueCodec, closed_serde
 from treering.adapters.langgraph.writer import ARRIVAL_SECONDS, PutRequest, Writer
-from treering.adapters.names import checked_namespace
-from treering.adapters.opening import Opened, StoreOrUrl
+from treering.adapters.shared import Opened, StoreOrUrl, checked_namespace
 from treering.core.clock import SystemClock
 from treering.errors import InvalidInput, MissingExtra, TreeringError
 from treering.graphs.graph import Graphs

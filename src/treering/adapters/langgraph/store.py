@@ -35,7 +35,7 @@ from langgraph.store.base import (
     validate_op_namespace,
 )
 
-from treering.adapters.opening import Opened, StoreOrUrl
+from treering.adapters.shared import Opened, StoreOrUrl
 from treering.core.batch import Draft, Text, Tokens
 from treering.core.clock import Clock, SystemClock, to_datetime
 from treering.core.content import Address, Content

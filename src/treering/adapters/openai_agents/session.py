@@ -19,9 +19,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar, cast
 
 from treering.adapters.conversation import retry_if_removed
-from treering.adapters.names import is_plain, thread_name
 from treering.adapters.openai_agents.tracing import TreeringTracingProcessor
-from treering.adapters.opening import Opened, SerialExecutor, StoreOrUrl
+from treering.adapters.shared import Opened, SerialExecutor, StoreOrUrl, is_plain, thread_name
 from treering.errors import InvalidInput, MissingExtra
 from treering.sync_async import Closing
 from treering.threads.checkpoint import Checkpoint

@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final, cast
 
-from treering.adapters.names import is_plain, thread_name
-from treering.adapters.opening import Opened, StoreOrUrl
+from treering.adapters.shared import Opened, StoreOrUrl, is_plain, thread_name
 from treering.core.batch import Usage
 from treering.core.clock import from_datetime
 from treering.errors import MissingExtra

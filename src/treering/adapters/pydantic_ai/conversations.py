@@ -15,8 +15,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 from treering.adapters.conversation import Vetoed
-from treering.adapters.names import checked, checked_namespace, json_text
-from treering.adapters.opening import Opened, StoreOrUrl
+from treering.adapters.shared import Opened, StoreOrUrl, checked, checked_namespace, json_text
 from treering.errors import InvalidInput, MissingExtra
 from treering.threads.checkpoint import Checkpoint
 from treering.threads.thread import Thread

@@ -20,7 +20,7 @@ from pydantic_ai.conversation_store import ConversationConflict, ConversationEnt
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter
 
 from treering.adapters.conversation import ConversationThread, read_heads, retry_if_removed, thread_id_for
-from treering.adapters.names import checked, json_for_models
+from treering.adapters.shared import checked, json_for_models
 from treering.core.clock import DAY_US, SECOND_US, to_iso
 from treering.core.encoding import decode
 from treering.core.ids import parse_scope
