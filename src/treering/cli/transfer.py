@@ -20,7 +20,7 @@ from treering.cli.console import clean, counts, progress, rows, say, show
 from treering.cli.options import JsonOption, StorePlace, UserNamespaceOption, takes_store
 
 if TYPE_CHECKING:
-    from treering.importers.report import ImportReport, Spent
+    from treering.importers.registry import ImportReport, Spent
     from treering.store import Store
     from treering.threads.directory import ThreadInfo
 
@@ -292,7 +292,7 @@ def _spent(report: ImportReport) -> list[str]:
     """What it cost, by project and by day."""
     if not report.spent:
         return []
-    from treering.importers.report import Tally
+    from treering.importers.registry import Tally
 
     total, projects, days = Tally(), Tally(), Tally()
     for each in report.spent:

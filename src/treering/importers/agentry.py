@@ -20,8 +20,7 @@ from treering.core.clock import SECOND_US
 from treering.core.ids import check_id
 from treering.errors import InvalidInput, NotFound
 from treering.importers.history_writer import HistoryWriter, ImportedCheckpoint, ImportedHead, ImportedList
-from treering.importers.registry import import_folder
-from treering.importers.report import FileReport, ImportReport, Progress
+from treering.importers.registry import FileReport, ImportReport, Progress, import_folder
 from treering.importers.sessions import derived_checkpoint_id
 from treering.threads.directory import thread_info
 from treering.threads.state_object import CapturedState, capture

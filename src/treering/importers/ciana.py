@@ -23,8 +23,7 @@ import msgspec
 from treering.core.clock import SystemClock, from_datetime
 from treering.core.ids import check_id, namespace_prefix
 from treering.errors import InvalidInput
-from treering.importers.registry import import_folder, read_json
-from treering.importers.report import FileReport, ImportReport, Progress
+from treering.importers.registry import FileReport, ImportReport, Progress, import_folder, read_json
 from treering.memory.documents import MemoryDocument, Provenance
 from treering.memory.markdown import read_markdown
 from treering.schedules.tasks import Task, task_ref

@@ -23,7 +23,7 @@ import msgspec
 
 from treering.errors import NotFound
 from treering.importers.claude_code.turns import time_us
-from treering.importers.recording import SessionRecorder, span_label
+from treering.importers.recording import SessionRecorder, decode_object, span_label
 from treering.importers.sessions import (
     ImportedSession,
     RawLine,
@@ -34,11 +34,10 @@ from treering.importers.sessions import (
     title_of,
 )
 from treering.importers.streams import codex_usage
-from treering.importers.tolerant_json import decode_object
 
 if TYPE_CHECKING:
     from treering.core.batch import Usage
-    from treering.importers.report import ImportReport, Progress
+    from treering.importers.registry import ImportReport, Progress
     from treering.runs.run import Run
     from treering.store import Store
 

@@ -25,7 +25,8 @@ from treering.core.encoding import encode_json
 from treering.core.query import EventQuery
 from treering.errors import NotFound
 from treering.importers.claude_code.turns import time_us
-from treering.importers.report import FileReport, ImportReport
+from treering.importers.recording import decode_line
+from treering.importers.registry import FileReport, ImportReport
 from treering.importers.sessions import (
     ImportedSession,
     RawLine,
@@ -36,11 +37,10 @@ from treering.importers.sessions import (
     title_of,
 )
 from treering.importers.streams import Stream, StreamFormat
-from treering.importers.tolerant_json import decode_line
 
 if TYPE_CHECKING:
     from treering.core.batch import Usage
-    from treering.importers.report import Progress
+    from treering.importers.registry import Progress
     from treering.store import Store
 
 TOOL: Final = "evolve"

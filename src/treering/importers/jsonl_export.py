@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
     from treering.core.engine import Engine
     from treering.core.records import ListInfo, Record
-    from treering.importers.report import Progress
+    from treering.importers.registry import Progress
     from treering.store import Store
     from treering.threads.checkpoint_record import StateValue
     from treering.threads.directory import ThreadInfo

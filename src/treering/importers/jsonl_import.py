@@ -46,7 +46,7 @@ from treering.importers.jsonl_format import (
     read_line,
     value_of,
 )
-from treering.importers.report import FileReport, ImportReport, Progress
+from treering.importers.registry import FileReport, ImportReport, Progress
 from treering.store import Store
 from treering.threads.checkpoint_record import KIND, created_at_us
 from treering.threads.history import REWIND

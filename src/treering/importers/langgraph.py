@@ -23,14 +23,14 @@ from treering.core.clock import SystemClock
 from treering.errors import Corrupt, InvalidInput, MissingExtra, NotFound, Unreachable
 from treering.graphs.graph import Graphs
 from treering.graphs.step import GraphKey, writes_key
-from treering.importers.report import FileReport, ImportReport
+from treering.importers.registry import FileReport, ImportReport
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from treering.adapters.langgraph.values import ValueCodec
     from treering.adapters.langgraph.writer import Writer
-    from treering.importers.report import Progress
+    from treering.importers.registry import Progress
     from treering.store import Store
 
 

@@ -21,13 +21,12 @@ from treering.core.clock import from_datetime
 from treering.core.ids import check_id
 from treering.errors import InvalidInput, TreeringError
 from treering.importers.history_writer import HistoryWriter
-from treering.importers.registry import open_file
-from treering.importers.report import FileReport
+from treering.importers.registry import FileReport, open_file
 from treering.threads import chats, transcripts
 from treering.threads.transcripts import ThreadLog, TranscriptEvent, columns_of
 
 if TYPE_CHECKING:
-    from treering.importers.report import Progress
+    from treering.importers.registry import Progress
     from treering.store import Store
 
 _EVENTS_PER_COMMIT: Final = 500

@@ -22,16 +22,15 @@ from treering.core.ids import check_id
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound
 from treering.importers.claude_code.turns import time_us
-from treering.importers.recording import BatchRecorder
-from treering.importers.report import FileReport, ImportReport
+from treering.importers.recording import BatchRecorder, decode_object
+from treering.importers.registry import FileReport, ImportReport
 from treering.importers.sessions import raw_lines
-from treering.importers.tolerant_json import decode_object
 from treering.runs.run import Run, run_from_ref, run_ref
 from treering.runs.span import usage_of
 
 if TYPE_CHECKING:
     from treering.core.batch import Usage
-    from treering.importers.report import Progress
+    from treering.importers.registry import Progress
     from treering.store import Store
 
 _TIMES: Final = ("timestamp", "ts", "time", "@timestamp", "asctime", "created", "t")

@@ -24,9 +24,8 @@ from treering.core.paging import each_record
 from treering.core.query import EventQuery
 from treering.errors import Conflict, InvalidInput, Unreachable
 from treering.importers.history_writer import HistoryWriter, ImportedCheckpoint, ImportedHead, ImportedList
-from treering.importers.recording import BatchRecorder, SessionRecorder
-from treering.importers.report import FileReport, ImportReport, Spent, Tally
-from treering.importers.tolerant_json import decode_line
+from treering.importers.recording import BatchRecorder, SessionRecorder, decode_line
+from treering.importers.registry import FileReport, ImportReport, Spent, Tally
 from treering.runs.run import Run
 from treering.threads.checkpoint_record import PREFIX
 

@@ -29,7 +29,7 @@ from treering.importers.claude_code.turns import (
     ClaudeTurn,
     read_line,
 )
-from treering.importers.recording import span_label
+from treering.importers.recording import decode_object, span_label
 from treering.importers.sessions import (
     ImportedSession,
     RawLine,
@@ -39,10 +39,9 @@ from treering.importers.sessions import (
     raw_lines,
     title_of,
 )
-from treering.importers.tolerant_json import decode_object
 
 if TYPE_CHECKING:
-    from treering.importers.report import ImportReport, Progress
+    from treering.importers.registry import ImportReport, Progress
     from treering.runs.run import Run
     from treering.store import Store
 

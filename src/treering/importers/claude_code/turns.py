@@ -20,8 +20,8 @@ import msgspec
 
 from treering.core.batch import Usage
 from treering.core.clock import from_datetime
-from treering.importers.report import added
-from treering.importers.tolerant_json import decode_object
+from treering.importers.recording import decode_object
+from treering.importers.registry import added
 
 if TYPE_CHECKING:
     from treering.importers.recording import SessionRecorder
