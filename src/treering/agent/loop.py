@@ -67,8 +67,8 @@ from treering.core.ids import new_id
 from treering.errors import BudgetExceeded, Conflict, InvalidInput
 from treering.limits.tool_budgets import Budget, Budgets
 from treering.runs.span import current_node
-from treering.sync_async import call, lent
 from treering.sync_async import call as call_and_wait
+from treering.sync_async import lent
 
 if TYPE_CHECKING:
     from treering.runs.run import Run
@@ -663,7 +663,7 @@ def drive(run: Drivable) -> Iterator[AgentEvent]:
                 yield step
                 continue
             try:
-                answer = call(step.function, *step.args)
+                answer = call_and_wait(step.function, *step.args)
             except StopIteration as stopped:
                 error = _wrap_stop_iteration(step.function, stopped)
             except Exception as raised:  # noqa: BLE001 - the loop decides what an error means
@@ -671,7 +671,7 @@ def drive(run: Drivable) -> Iterator[AgentEvent]:
     finally:
         steps.close()
         if run.stream is not None:
-            call(_close, run.stream)
+            call_and_wait(_close, run.stream)
 
 
 async def drive_async(run: Drivable) -> AsyncIterator[AgentEvent]:
