@@ -27,15 +27,12 @@ if TYPE_CHECKING:
 
 ROUTES: Final = (
     "runs",
-    "timeline",
-    "cost",
     "threads",
     "memory",
     "workspaces",
     "schedules",
     "state",
-    "maintenance",
-    "keys",
+    "project",
     "gateway",
     "otlp",
     "live",

@@ -1,21 +1,33 @@
-"""Runs: listing, records, comparison and replay."""
+"""Runs: listing, records, timelines, search, comparison, replay, cost and performance."""
 
 from __future__ import annotations
 
+from datetime import date
 from itertools import islice
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from treering.core.batch import Usage
-from treering.errors import NotFound
+from treering.core.clock import DAY_US, to_iso
+from treering.core.money import from_nanos
+from treering.errors import InvalidInput, NotFound
 from treering.runs.compare import AgentComparison, RunComparison
+from treering.runs.cost import By, Cost, CostReport, cost_report
 from treering.runs.listing import RecordContent, RunRecord, legacy_run, record_content, run_records
+from treering.runs.performance import PerformanceBy, PerformanceReport
 from treering.runs.prices import EUR
 from treering.runs.run import RunInfo
+from treering.runs.search import MAX_HITS, SearchResult
+from treering.runs.timeline import MAX_EVENTS, TimelineFilter, page_to_dict, timeline_report
 from treering.server.endpoints import Call, endpoint
-from treering.server.routes.cost import Currency, Date, Money, day_from_text, money
 from treering.store import Store
+
+TimestampUs = Annotated[int, Meta(ge=0, le=2**53)]
+CostBy = By | Literal["run", "thread", "tag"]
+Currency = Annotated[str, Meta(pattern="^[A-Z]{3}$")]
+Date = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d$")]
 
 
 class RunsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,6 +129,101 @@ class Replay(Struct, frozen=True, kw_only=True):
     next_skip: int | None
 
 
+class TimelineQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which events to return. ``types=all`` returns more than the five usual types.
+
+    Unset filters do not filter: ``span`` (and its descendants), ``agent``, ``kind`` (``message`` or a kind of
+    span), ``status`` (of a span; ``running`` if it has not ended) and ``text`` (all its words).
+    """
+
+    limit: Annotated[int, Meta(ge=1, le=MAX_EVENTS)] = MAX_EVENTS
+    cursor: str | None = None
+    types: Literal["all"] | None = None
+    span: str | None = None
+    agent: str | None = None
+    kind: str | None = None
+    status: str | None = None
+    text: Annotated[str, Meta(max_length=1000)] | None = None
+
+    @property
+    def filter(self) -> TimelineFilter:
+        """The filter of the request."""
+        return TimelineFilter(
+            span=self.span, agent=self.agent, kind=self.kind, status=self.status, text=self.text
+        )
+
+
+class ThreadTimelineQuery(TimelineQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which events of a thread to return; see the timeline of a run."""
+
+    namespace: str = ""
+
+
+class TimelineSearchQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to search for. Unset filters do not filter. Times are microseconds since 1970."""
+
+    q: Annotated[str, Meta(max_length=1000)]
+    run: str | None = None
+    agent: str | None = None
+    kind: str | None = None
+    since_us: TimestampUs | None = None
+    until_us: TimestampUs | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_HITS)] = 20
+
+
+class CostQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to sum up: by which group, over which days (``2026-11-16``), in which currency."""
+
+    by: CostBy = "day"
+    since: Date | None = None
+    until: Date | None = None
+    agent: str | None = None
+    model: str | None = None
+    thread: str | None = None
+    namespace: str = ""
+    currency: Currency | None = None
+
+
+class Money(Struct, frozen=True, kw_only=True):
+    """An amount in one currency."""
+
+    currency: str
+    amount: float
+
+
+class CostLine(Struct, frozen=True, kw_only=True):
+    """The cost of one group; ``key`` is its day, agent, model, kind, run, thread or tag."""
+
+    key: str | None
+    usage: Usage
+    tokens: int
+    cost: tuple[Money, ...]
+    events: int
+    errors: int
+    unpriced_tokens: int
+    unpriced_events: int
+    unconverted: tuple[Money, ...]
+    rates: tuple[dict[str, Any], ...]
+
+
+class CostTable(Struct, frozen=True, kw_only=True):
+    """A total and its parts."""
+
+    total: CostLine
+    parts: tuple[CostLine, ...]
+
+
+class PerformanceQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to group by, of which agent or run, over which time (microseconds since 1970)."""
+
+    by: PerformanceBy = "model"
+    agent: str | None = None
+    run: str | None = None
+    since_us: TimestampUs | None = None
+    until_us: TimestampUs | None = None
+    most: Annotated[int, Meta(ge=1, le=1_000_000)] = 50_000
+
+
 @endpoint("GET", "/runs", tag="runs")
 def list_runs(call: Call[RunsQuery, None]) -> RunList:
     """List runs, newest first."""
@@ -177,8 +284,8 @@ def compare_agents(call: Call[AgentsQuery, None]) -> AgentComparison:
     query = call.query
     return call.store.runs.compare_agents(
         *query.agent,
-        since_day=day_from_text(query.since),
-        until_day=day_from_text(query.until),
+        since_day=_day_from_text(query.since),
+        until_day=_day_from_text(query.until),
         currency=query.currency,
     )
 
@@ -206,7 +313,112 @@ def replay(call: Call[ReplayQuery, None]) -> Replay:
     return Replay(steps=tuple(lines[: query.limit]), next_skip=query.skip + query.limit if has_more else None)
 
 
-ENDPOINTS: Final = (list_runs, get_run, list_spans, get_span, compare_runs, compare_agents, replay)
+@endpoint("GET", "/runs/{id}/timeline", tag="runs")
+def get_timeline(call: Call[TimelineQuery, None]) -> dict[str, Any]:
+    """Return the timeline of a run, oldest first."""
+    query = call.query
+    return timeline_report(
+        call.store.engine,
+        call.store.space,
+        call.path["id"],
+        limit=query.limit,
+        cursor=query.cursor,
+        everything=query.types == "all",
+        filter=query.filter,
+        legacy=call.store.legacy,
+    )
+
+
+@endpoint("GET", "/threads/{id}/timeline", tag="threads")
+def get_thread_timeline(call: Call[ThreadTimelineQuery, None]) -> dict[str, Any]:
+    """Return the timeline of all runs of a thread, oldest first; empty for a thread without runs."""
+    query = call.query
+    page = call.store.timeline.of_thread(
+        call.path["id"],
+        namespace=query.namespace,
+        first=query.limit,
+        cursor=query.cursor,
+        everything=query.types == "all",
+        filter=query.filter,
+    )
+    return page_to_dict(page)
+
+
+@endpoint("GET", "/search", tag="runs")
+def search(call: Call[TimelineSearchQuery, None]) -> SearchResult:
+    """Find messages, inputs and outputs by their words, those with the most of them first."""
+    query = call.query
+    return call.store.timeline.search(
+        query.q,
+        run=query.run,
+        agent=query.agent,
+        kind=query.kind,
+        since_us=query.since_us,
+        until_us=query.until_us,
+        limit=query.limit,
+    )
+
+
+@endpoint("GET", "/runs/{id}/cost", tag="runs")
+def get_cost(call: Call[None, None]) -> dict[str, Any]:
+    """Return the cost of a run, by agent, in tokens and euros."""
+    store = call.store
+    return cost_report(store.engine, store.space, call.path["id"], legacy=store.legacy)
+
+
+@endpoint("GET", "/cost", tag="cost")
+def get_costs(call: Call[CostQuery, None]) -> CostTable:
+    """Return the cost of everything, or of one thread, by day, agent, model, kind, run, thread or tag."""
+    query = call.query
+    costs = call.store.cost if query.currency is None else call.store.cost.in_(query.currency)
+    since_day, until_day = _day_from_text(query.since), _day_from_text(query.until)
+    if query.by in ("run", "thread", "tag"):
+        if query.agent or query.model or query.thread:
+            raise InvalidInput(f"by={query.by} cannot be combined with agent, model or thread")
+        sums = {"run": costs.of_runs, "thread": costs.of_threads, "tag": costs.of_tags}[query.by]
+        report = sums(since_day=since_day, until_day=until_day)
+    elif query.thread is not None:
+        report = costs.of_thread(query.thread, namespace=query.namespace, by=query.by)
+    else:
+        report = costs.of_days(
+            by=query.by,
+            since_day=since_day,
+            until_day=until_day,
+            agent=query.agent,
+            model=query.model,
+        )
+    return _cost_table(report, query.by)
+
+
+@endpoint("GET", "/performance", tag="performance")
+def get_performance(call: Call[PerformanceQuery, None]) -> PerformanceReport:
+    """Return latency percentiles, time to first token, tokens per second and failures."""
+    query = call.query
+    return call.store.performance.report(
+        query.by,
+        agent=query.agent,
+        run=query.run,
+        since_us=query.since_us,
+        until_us=query.until_us,
+        most=query.most,
+    )
+
+
+ENDPOINTS: Final = (
+    list_runs,
+    get_run,
+    list_spans,
+    get_span,
+    compare_runs,
+    compare_agents,
+    replay,
+    get_timeline,
+    get_thread_timeline,
+    search,
+    get_cost,
+    get_costs,
+    get_performance,
+)
 
 
 def _run_line(store: Store, info: RunInfo) -> RunLine:
@@ -215,7 +427,7 @@ def _run_line(store: Store, info: RunInfo) -> RunLine:
         info,
         tokens=total.tokens,
         usage=total.usage,
-        cost=money(total.nanos),
+        cost=_money(total.nanos),
         unpriced_tokens=total.unpriced_tokens,
         events=total.events,
         errors=total.errors,
@@ -251,4 +463,46 @@ def _line(info: RunInfo, **totals: Any) -> RunLine:
         tags=info.tags,
         meta=info.meta,
         **totals,
+    )
+
+
+def _money(nanos: dict[str, int]) -> tuple[Money, ...]:
+    """Return nano-units by currency as amounts."""
+    return tuple(
+        Money(currency=currency, amount=float(from_nanos(each))) for currency, each in sorted(nanos.items())
+    )
+
+
+def _day_from_text(text: str | None) -> int | None:
+    """Return a date such as ``2026-11-16`` as a day since 1970."""
+    if text is None:
+        return None
+    try:
+        return (date.fromisoformat(text) - date(1970, 1, 1)).days
+    except ValueError:
+        raise InvalidInput(f"{text!r} is not a date; write it like 2026-11-16") from None
+
+
+def _cost_table(report: CostReport, by: CostBy) -> CostTable:
+    parts = [_cost_line(each, by) for each in report.parts]
+    if by == "day":
+        parts.sort(key=lambda each: each.key or "")
+    return CostTable(total=_cost_line(report.total, by), parts=tuple(parts))
+
+
+def _cost_line(cost: Cost, by: CostBy) -> CostLine:
+    key = cost.key
+    if by == "day" and isinstance(key, int):
+        key = to_iso(key * DAY_US)[:10]
+    return CostLine(
+        key=None if key is None else str(key),
+        usage=cost.usage,
+        tokens=cost.tokens,
+        cost=_money(cost.nanos),
+        events=cost.events,
+        errors=cost.errors,
+        unpriced_tokens=cost.unpriced_tokens,
+        unpriced_events=cost.unpriced_events,
+        unconverted=_money(cost.unconverted),
+        rates=tuple(msgspec.to_builtins(each, str_keys=True) for each in cost.rates),
     )

@@ -1,0 +1,181 @@
+"""The caller's project: its size, verification, garbage collection, erasure, and its API keys."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct, structs
+
+from treering.core.clock import to_iso
+from treering.core.retention import Keep
+from treering.errors import NotFound
+from treering.maintenance.forget import Forgotten
+from treering.maintenance.gc import Collection
+from treering.maintenance.stats import Growth, Stats
+from treering.maintenance.verify import Verification
+from treering.server.auth import Key, Keys, Scope
+from treering.server.endpoints import OK, Call, Empty, endpoint
+
+Count = Annotated[int, Meta(ge=1, le=2**62)]
+
+
+class KeepRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to keep of each thread, workspace or agent; see `treering.Keep`."""
+
+    last: Count | None = None
+    hourly: Count | None = None
+    daily: Count | None = None
+    weekly: Count | None = None
+    monthly: Count | None = None
+    tagged: tuple[str, ...] = ()
+    within: str | None = None
+    """An age, such as ``30d`` or ``12h``."""
+    max_bytes: Count | None = None
+
+
+class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to keep (without a rule: everything), and whether to change anything."""
+
+    keep: KeepRule | None = None
+    dry_run: bool = True
+    grace_seconds: Annotated[float, Meta(ge=0, le=1e9)] = 3600.0
+
+
+class Selection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to erase: a thread (in a namespace), a whole namespace, or one scope."""
+
+    thread: str | None = None
+    namespace: str | None = None
+    scope: str | None = None
+    cascade: bool = False
+
+
+class GrowthQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many days the trend covers."""
+
+    last_days: Annotated[int, Meta(ge=1, le=3650)] = 7
+
+
+class KeyLine(Struct, frozen=True, kw_only=True):
+    """A key without its secret."""
+
+    id: str
+    project: str
+    scope: Scope
+    name: str
+    created_at: str
+
+
+class KeyList(Struct, frozen=True, kw_only=True):
+    """The keys of a project, oldest first."""
+
+    keys: tuple[KeyLine, ...]
+
+
+class NewKeyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The scope of a new key, and a name for it."""
+
+    scope: Scope = "write"
+    name: str = ""
+
+
+class CreatedKey(Struct, frozen=True, kw_only=True):
+    """A new key. ``token`` is shown only once."""
+
+    key: KeyLine
+    token: str
+
+
+@endpoint("GET", "/store/stats", tag="store")
+def get_stats(call: Call[None, None]) -> Stats:
+    """Return the size of the project and its growth by day."""
+    return call.store.stats()
+
+
+@endpoint("GET", "/store/growth", tag="store")
+def get_growth(call: Call[GrowthQuery, None]) -> Growth:
+    """Return the growth of the store by day, with the trend."""
+    return call.store.growth(last_days=call.query.last_days)
+
+
+@endpoint("POST", "/store/verify", tag="store", scope="admin")
+def verify_store(call: Call[None, None]) -> Verification:
+    """Rehash all content and check every link. Changes nothing."""
+    return call.store.verify()
+
+
+@endpoint("POST", "/store/gc", tag="store", scope="admin")
+def collect_garbage(call: Call[None, Sweep]) -> Collection:
+    """Drop what the rule does not keep, then remove unreachable data. A dry run by default."""
+    body = call.body
+    keep = None if body.keep is None else Keep(**structs.asdict(body.keep))
+    return call.store.gc(keep=keep, dry_run=body.dry_run, grace_seconds=body.grace_seconds)
+
+
+@endpoint("POST", "/store/forget", tag="store", scope="admin")
+def forget_in_store(call: Call[None, Selection]) -> Forgotten:
+    """Permanently erase a thread, a namespace or a scope."""
+    body = call.body
+    return call.store.forget(
+        thread=body.thread, namespace=body.namespace, scope=body.scope, cascade=body.cascade
+    )
+
+
+@endpoint("POST", "/store/reindex", tag="store", scope="admin")
+def reindex_store(call: Call[None, None]) -> Empty:
+    """Rebuild the roll-ups and the search index."""
+    call.store.reindex()
+    return OK
+
+
+@endpoint("GET", "/keys", tag="keys", scope="admin")
+def list_keys(call: Call[None, None]) -> KeyList:
+    """List the keys of this project."""
+    return KeyList(keys=tuple(map(_key_line, _project_keys(call))))
+
+
+@endpoint("POST", "/keys", tag="keys", scope="admin", status=201)
+def create_key(call: Call[None, NewKeyRequest]) -> CreatedKey:
+    """Create a key for this project. Once a key exists, every request needs one."""
+    made = _api_keys(call).create(project=call.access.project, scope=call.body.scope, name=call.body.name)
+    return CreatedKey(key=_key_line(made.key), token=made.token)
+
+
+@endpoint("DELETE", "/keys/{id}", tag="keys", scope="admin")
+def revoke_key(call: Call[None, None]) -> Empty:
+    """Revoke a key of this project."""
+    if call.path["id"] not in {each.id for each in _project_keys(call)}:
+        raise NotFound(f"key {call.path['id']!r} not found in this project; GET /keys lists its keys")
+    _api_keys(call).revoke(call.path["id"])
+    return OK
+
+
+ENDPOINTS: Final = (
+    get_stats,
+    get_growth,
+    verify_store,
+    collect_garbage,
+    forget_in_store,
+    reindex_store,
+    list_keys,
+    create_key,
+    revoke_key,
+)
+
+
+def _api_keys(call: Call[None, None] | Call[None, NewKeyRequest]) -> Keys:
+    return Keys(call.store.engine, clock=call.store.clock)
+
+
+def _project_keys(call: Call[None, None]) -> list[Key]:
+    return [each for each in _api_keys(call).list() if each.project == call.access.project]
+
+
+def _key_line(key: Key) -> KeyLine:
+    return KeyLine(
+        id=key.id,
+        project=key.project,
+        scope=key.scope,
+        name=key.name,
+        created_at=to_iso(key.created_at_us),
+    )
