@@ -15,11 +15,10 @@ from starlette.routing import BaseRoute, Route
 import treering
 from treering.errors import TreeringError
 from treering.server import dashboard
-from treering.server.endpoints import JSON, Endpoint, dispatcher, document, not_found
+from treering.server.endpoints import JSON, Endpoint, ServerState, dispatcher, document, not_found
 from treering.server.http import problem_response, respond
 from treering.server.metrics import MEDIA_TYPE
 from treering.server.settings import Settings
-from treering.server.state import ServerState
 from treering.store import Store
 
 if TYPE_CHECKING:

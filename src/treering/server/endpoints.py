@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, Generic, Literal, TypeVar, cast, get_args, get_type_hints
@@ -32,7 +33,7 @@ from starlette.responses import Response
 
 from treering.core.text import readable_json
 from treering.errors import InvalidInput, TreeringError
-from treering.server.auth import Access, Scope
+from treering.server.auth import Access, Gate, Scope
 from treering.server.http import (
     MEDIA_TYPE,
     Problem,
@@ -41,7 +42,9 @@ from treering.server.http import (
     respond,
     respond_unexpected,
 )
-from treering.server.state import ServerState
+from treering.server.metrics import Metrics
+from treering.server.settings import Settings
+from treering.server.streams import Streams
 from treering.store import Store
 
 Q = TypeVar("Q")
@@ -96,6 +99,34 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     def description(self) -> str:
         """The handler's docstring."""
         return inspect.getdoc(self.handler) or ""
+
+
+class Projects:
+    """The store of each project, all over one engine."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._stores: dict[str, Store] = {store.space: store}
+        self._lock = threading.Lock()
+
+    def store(self, project: str) -> Store:
+        """Return the store of a project. It is always the same object, so that a project has one recorder."""
+        with self._lock:
+            if project not in self._stores:
+                self._stores[project] = self._store.in_namespace(project)
+            return self._stores[project]
+
+
+class ServerState:
+    """The server's settings, stores, authentication, metrics and live streams."""
+
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self.store = store
+        self.settings = settings
+        self.projects = Projects(store)
+        self.gate = Gate(store.engine, settings, clock=store.clock)
+        self.metrics = Metrics()
+        self.streams = Streams(store.engine)
 
 
 def endpoint(

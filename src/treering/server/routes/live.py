@@ -27,7 +27,7 @@ from treering.server.http import respond
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from treering.server.state import ServerState
+    from treering.server.endpoints import ServerState
     from treering.server.streams import StreamBatch
 
 SEND_TIMEOUT_SECONDS: Final = 30.0
