@@ -20,7 +20,6 @@ import typer
 from typer.models import CommandInfo, TyperInfo
 
 from treering.cli import (
-    costs,
     doctor,
     hook,
     limits,
@@ -109,7 +108,6 @@ for commands in (
     workspaces,
     sandbox,
     runs,
-    costs,
     limits,
     transfer,
     hook,
