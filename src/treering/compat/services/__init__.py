@@ -6,18 +6,20 @@ same functions for asyncio.
 """
 
 from treering.compat.services.calls import (
+    Session,
     create_run,
     end_run,
     end_span,
     get_run_cost,
     get_run_timeline,
+    get_session,
     save_blob,
     save_message,
     save_tool_call,
     save_tool_result,
     start_span,
+    use,
 )
-from treering.compat.services.session import Session, get_session, use
 
 __all__ = [
     "Session",
