@@ -2,32 +2,45 @@
 
 The database itself refuses writes on such a connection, and the session refuses them first, with a clear
 error.
+
+The SQL views behind the entities, for SQLite and PostgreSQL, are temporary: each connection creates its own
+when it is opened, for the one space that it may see, so a store needs no further tables and no tenant sees
+another. Columns that only serve index look-ups (``ref_name``, ``day``, ``key`` and the like) are not columns
+of the entity; the column types in `entities` use them.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 from sqlalchemy import create_engine, event
 from sqlalchemy.pool import NullPool
 from sqlmodel import Session
 
-from treering.compat.models.views import HOMES, RATES, view_statements
 from treering.core.clock import day_of
 from treering.core.content import Address, ObjectAddress, SlotAddress, parse_address
 from treering.core.encoding import decode
 from treering.errors import InvalidInput, MissingExtra, ReadOnly, Unsupported
 from treering.runs.prices import EUR, exchange
+from treering.runs.run import RUNS
+from treering.runs.span import MESSAGE, OPEN, SPAN
 
 if TYPE_CHECKING:
-    from treering.compat.models.views import Dialect
     from treering.core.content import Content
     from treering.store import Store
+
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 _DRIVERS: Final[dict[str, str]] = {"sqlite": "sqlite://", "postgresql": "postgresql+psycopg://"}
+
+Dialect = Literal["sqlite", "postgresql"]
+
+RATES: Final = "treering_rate"
+DAYS: Final = "treering_day"
+HOMES: Final = "treering_home"
+"""The run of an event: one look-up in the journal's key for each day of the store."""
 
 
 class ReadingSession(Session):
@@ -177,3 +190,173 @@ def _key(address: str | None) -> bytes | str | None:
     if isinstance(place, ObjectAddress):
         return bytes.fromhex(place.name)
     return place.batch if isinstance(place, SlotAddress) else None
+
+
+_AGENT, _TOOL = "agent", "tool"
+_LLM: Final = "llm"
+"""A model call with a role is a message, too (see `runs.span`)."""
+_TEXT_KINDS: Final = "1, 2"
+"""JSON and text, as `core.content` numbers them."""
+
+
+def view_statements(dialect: Dialect, space: int) -> list[str]:
+    """Return the statements that create the views of a space."""
+    views = {
+        DAYS: f"SELECT DISTINCT day FROM rollup WHERE space = {space} AND grain = 'day' AND key = ''",
+        HOMES: (
+            f"SELECT e.id AS id, u.name AS run FROM {DAYS} d CROSS JOIN event e {_RUN} "
+            f"WHERE e.space = {space} AND e.day = d.day"
+        ),
+        "treering_run": _runs(dialect, space),
+        "treering_agent_span": _agent_spans(dialect, space),
+        "treering_message": _messages(dialect, space),
+        "treering_tool_call": _tool_calls(dialect, space),
+        "treering_tool_result": _tool_results(dialect, space),
+        "treering_blob_ref": _blob_refs(dialect, space),
+    }
+    return [f"CREATE TEMP VIEW {name} AS {select}" for name, select in views.items()]
+
+
+def _runs(dialect: Dialect, space: int) -> str:
+    if dialect == "sqlite":
+        project, status, started = (
+            f"json_extract(CAST(value AS TEXT), '$.{name}')"
+            for name in ("project_id", "status", "started_at_us")
+        )
+    else:
+        plain = "convert_from(value, 'UTF8')::json"
+        project = f"({plain} ->> 'project_id')::bigint"
+        status = f"{plain} ->> 'status'"
+        started = f"({plain} ->> 'started_at_us')::bigint"
+    past = RUNS[:-1] + chr(ord(RUNS[-1]) + 1)
+    return (
+        f"SELECT substr(name, {len(RUNS) + 1}) AS id, {project} AS project_id, {started} AS created_at, "
+        f"{status} AS status, value AS meta, name AS ref_name FROM ref "
+        f"WHERE space = {space} AND name >= '{RUNS}' AND name < '{past}' AND value IS NOT NULL"
+    )
+
+
+def _agent_spans(dialect: Dialect, space: int) -> str:
+    done = (
+        f"SELECT {_SPAN} AS id, u.name AS run_id, coalesce(e.agent, e.name) AS agent_name, "
+        "e.ts_us AS start_ts, e.ts_us + coalesce(e.duration_us, 0) AS end_ts, e.status AS status, "
+        f"{_INPUT} AS input_ref, {_address('e.body', 'e')} AS output_ref, e.data AS meta "
+        f"FROM {_events(dialect)} {_BEGINNING} WHERE {_of(space, SPAN + _AGENT)}"
+    )
+    still_open = (
+        "SELECT e.span, u.name, coalesce(e.agent, e.name), e.ts_us, NULL, 'running', "
+        f"{_address('e.body', 'e')}, NULL, e.data "
+        f"FROM {_events(dialect)} WHERE {_of(space, OPEN + _AGENT)} AND {_NOT_ENDED}"
+    )
+    return f"{done} UNION ALL {still_open}"
+
+
+def _messages(dialect: Dialect, space: int) -> str:
+    cached = "e.cache_read_tokens + e.cache_write_tokens + e.cache_write_1h_tokens"
+    prompt = f"e.input_tokens + {cached}"
+    return (
+        "SELECT e.id AS id, u.name AS run_id, e.agent AS agent_name, e.role AS role, "
+        f"{_address('e.body', 'e')} AS content_ref, e.model AS model, {prompt} AS prompt_tokens, "
+        "e.output_tokens AS completion_tokens, "
+        f"{prompt} + e.output_tokens AS total_tokens, e.cost_nanos / 1e9 * r.rate AS cost_eur, "
+        f"CASE WHEN e.kind = '{MESSAGE}' THEN e.ts_us ELSE e.ts_us + coalesce(e.duration_us, 0) END AS ts "
+        f"FROM {_events(dialect)} LEFT JOIN {RATES} r ON r.day = e.day AND r.currency = e.currency "
+        f"WHERE e.space = {space} AND e.run IS NOT NULL AND e.role IS NOT NULL "
+        f"AND e.kind IN ('{MESSAGE}', '{SPAN}{_LLM}')"
+    )
+
+
+def _tool_calls(dialect: Dialect, space: int) -> str:
+    done = (
+        f"SELECT {_SPAN} AS id, u.name AS run_id, e.agent AS agent_name, e.name AS tool_name, "
+        f"{_INPUT} AS input_ref, e.ts_us AS ts, {_parent(dialect)} AS span_id "
+        f"FROM {_events(dialect)} {_BEGINNING} WHERE {_of(space, SPAN + _TOOL)}"
+    )
+    still_open = (
+        f"SELECT e.span, u.name, e.agent, e.name, {_address('e.body', 'e')}, e.ts_us, {_parent(dialect)} "
+        f"FROM {_events(dialect)} WHERE {_of(space, OPEN + _TOOL)} AND {_NOT_ENDED}"
+    )
+    return f"{done} UNION ALL {still_open}"
+
+
+def _tool_results(dialect: Dialect, space: int) -> str:
+    return (
+        f"SELECT {_SPAN} || ':result' AS id, u.name AS run_id, "
+        f"{_SPAN} AS tool_call_id, {_address('e.body', 'e')} AS output_ref, e.status AS status, "
+        "e.ts_us + coalesce(e.duration_us, 0) AS ts "
+        f"FROM {_events(dialect)} WHERE {_of(space, SPAN + _TOOL)}"
+    )
+
+
+def _blob_refs(dialect: Dialect, space: int) -> str:
+    """Objects, and the small contents that rows of the same commit refer to."""
+    if dialect == "sqlite":
+        name = "'o:' || lower(hex(o.name))"
+        keys = ("o.name AS key", "c.batch AS key", "c.batch AS key")
+    else:
+        name = "'o:' || encode(o.name, 'hex')"
+        keys = (
+            "o.name AS object_name, NULL::text AS batch",
+            "NULL::bytea AS object_name, c.batch AS batch",
+            "NULL::bytea AS object_name, c.batch AS batch",
+        )
+    own = "FROM commits c CROSS JOIN event e"
+    objects = (
+        f"SELECT {name} AS id, {name} AS kind, {name} AS data, {name} AS sha256, "
+        f"o.stored_at_us AS created_at, {keys[0]} "
+        f"FROM object o WHERE o.space = {space} AND o.kind IN ({_TEXT_KINDS})"
+    )
+    own_body, own_link = (f"'s:' || c.batch || ':' || e.{column}" for column in ("body", "links"))
+    own_input = f"CASE WHEN substr(e.links, 2, 1) = ':' THEN e.links ELSE {own_link} END"
+    is_own_input = (
+        f"substr({own_input}, 1, length(c.batch) + 3) = 's:' || c.batch || ':' "
+        f"AND e.kind >= '{SPAN}' AND e.kind < '{SPAN[:-1]}/'"
+    )
+    bodies, inputs = (
+        f"SELECT {address} AS id, {address} AS kind, {address} AS data, {address} AS sha256, "
+        f"c.committed_at_us AS created_at, {key} {own} "
+        f"WHERE c.space = {space} AND e.space = {space} AND e.seq BETWEEN c.first_seq AND c.last_seq "
+        f"AND e.run IS NOT NULL AND {rule}"
+        for address, key, rule in (
+            (own_body, keys[1], "substr(e.body, 2, 1) <> ':'"),
+            (own_input, keys[2], is_own_input),
+        )
+    )
+    return f"{objects} UNION ALL {bodies} UNION ALL {inputs}"
+
+
+def _address(column: str, alias: str) -> str:
+    """The address in a column of a row; one in the same commit is stored in short form."""
+    return (
+        f"CASE WHEN substr({column}, 2, 1) = ':' THEN {column} ELSE "
+        f"(SELECT 's:' || c.batch || ':' FROM commits c WHERE c.no = {alias}.commit_no) || {column} END"
+    )
+
+
+_INPUT: Final = f"coalesce({_address('o.body', 'o')}, {_address('e.links', 'e')})"
+"""The input of a span: the body of its open row, or a link of its end."""
+_SPAN: Final = "coalesce(nullif(e.span, ''), e.id)"
+"""A span with the id of its row is stored as an empty text."""
+_RUN: Final = "JOIN run u ON u.space = e.space AND u.no = e.run"
+"""Joins the name of a row's run."""
+_BEGINNING: Final = "LEFT JOIN event o ON o.space = e.space AND o.day = e.day AND o.id = e.id || ':open'"
+_NOT_ENDED: Final = (
+    "NOT EXISTS (SELECT 1 FROM event d WHERE d.space = e.space AND d.day = e.day AND d.id = e.span)"
+)
+
+
+def _events(dialect: Dialect) -> str:
+    """The journal by runs. SQLite does not know the sizes of tables, and would scan all of it."""
+    hint = "INDEXED BY event_run" if dialect == "sqlite" else ""
+    return f"event e {hint} {_RUN}"
+
+
+def _parent(dialect: Dialect) -> str:
+    """The parent of a row; one that is called like the row up to the first dot leaves that out."""
+    mark, dot = ("char(31)", "instr(e.id, '.')") if dialect == "sqlite" else ("chr(31)", "strpos(e.id, '.')")
+    whole = f"substr(e.id, 1, {dot}) || substr(e.parent, 2)"
+    return f"CASE WHEN substr(e.parent, 1, 1) = {mark} THEN {whole} ELSE e.parent END"
+
+
+def _of(space: int, kind: str) -> str:
+    return f"e.space = {space} AND e.kind = '{kind}' AND e.run IS NOT NULL"

@@ -33,7 +33,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 from sqlmodel import Field, SQLModel
 
-from treering.compat.models.views import HOMES
+from treering.compat.models.connections import HOMES
 from treering.core.clock import from_datetime, to_datetime
 from treering.core.encoding import decode_json
 from treering.errors import Unsupported
