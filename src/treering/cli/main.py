@@ -21,7 +21,6 @@ from typer.models import CommandInfo, TyperInfo
 
 from treering.cli import (
     doctor,
-    hook,
     limits,
     maintenance,
     mcp,
@@ -110,7 +109,6 @@ for commands in (
     runs,
     limits,
     transfer,
-    hook,
     maintenance,
     memory,
     state,

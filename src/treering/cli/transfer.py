@@ -1,7 +1,10 @@
-"""Commands that bring in what others wrote: ``treering import <name> SOURCE``.
+"""Commands that exchange data with other tools: ``treering import``, ``export`` and ``hook``.
 
-Each row of `treering.importers.registry` has its command here. A store that is not there yet is made, but
-only once the source was read to its end; a dry run makes and changes nothing.
+Each row of `treering.importers.registry` has its ``import`` command here. A store that is not there yet is
+made, but only once the source was read to its end; a dry run makes and changes nothing.
+
+``treering hook claude-code`` reads the event of Claude Code from stdin. It always succeeds and prints
+nothing, since Claude Code acts on the output of hooks; failures are logged in ``~/.treering/hooks.log``.
 """
 
 from __future__ import annotations
@@ -17,7 +20,14 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 import typer
 
 from treering.cli.console import clean, counts, progress, rows, say, show
-from treering.cli.options import JsonOption, StorePlace, UserNamespaceOption, takes_store
+from treering.cli.options import (
+    JsonOption,
+    NamespaceOption,
+    StoreOption,
+    StorePlace,
+    UserNamespaceOption,
+    takes_store,
+)
 
 if TYPE_CHECKING:
     from treering.importers.registry import ImportReport, Spent
@@ -39,12 +49,19 @@ app: Final = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+hooks: Final = typer.Typer(
+    name="hook",
+    help="Record an agent while it works, from its own hooks.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 
 def add_to(main: typer.Typer) -> None:
     """Put the commands under the main one."""
     main.add_typer(app)
     main.command()(export)
+    main.add_typer(hooks)
 
 
 @app.command(name="claude-code")
@@ -189,6 +206,95 @@ def ciana(
     _run("ciana", found, place, dry_run=dry_run, as_json=as_json, workspace=folder)
 
 
+# -----------------------------------------------------------------------------------------------------------
+# The command that writes histories out: export.
+
+
+@takes_store
+def export(
+    threads: Annotated[
+        list[str] | None, typer.Argument(metavar="[THREAD]...", help="The threads to export.")
+    ] = None,
+    *,
+    every_thread: Annotated[
+        bool, typer.Option("--all", help="Export every thread of the namespace.")
+    ] = False,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - for stdout.")
+    ] = "-",
+    format: Annotated[str, typer.Option(metavar="NAME", help="The format; jsonl is the only one.")] = "jsonl",
+    place: StorePlace,
+    user_namespace: UserNamespaceOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Write whole histories, for `import jsonl`."""
+    from treering.errors import InvalidInput
+    from treering.importers.jsonl_export import export_jsonl
+
+    if format != "jsonl":
+        raise InvalidInput(f"there is no format {format!r}; use jsonl")
+    if bool(threads) == every_thread:
+        raise InvalidInput("name the threads to export, or all of them with --all")
+    with place.existing() as opened, progress("exporting") as update:
+        chosen = _chosen(opened, threads or [], user_namespace)
+        with _output(output) as file:
+            report = export_jsonl(opened, chosen, file.write, on_progress=update)
+    held = counts(
+        {
+            "threads": report.threads,
+            "checkpoints": report.checkpoints,
+            "rewinds": report.rewinds,
+            "events": report.events,
+        }
+    )
+    if report.left_out:
+        say(f"note: not in the file, because their content is not of this thread: {counts(report.left_out)}")
+    if report.snapshots:
+        say(
+            f"note: the files of {report.snapshots} snapshots are not in it; `treering copy` takes them along"
+        )
+    if output != "-":
+        show(report, [f"{output}: {held}"], as_json=as_json)
+
+
+@hooks.command(name="claude-code")
+def hook_claude_code(
+    *,
+    install: Annotated[
+        bool, typer.Option("--install", help="Add the hooks to Claude Code's settings.")
+    ] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the hooks.")] = False,
+    settings: Annotated[
+        str, typer.Option("--settings", metavar="FILE", help="Settings file.")
+    ] = "~/.claude/settings.json",
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until everything is recorded.")] = False,
+    store: StoreOption = None,
+    namespace: NamespaceOption = None,
+) -> None:
+    """Record sessions of Claude Code while they run.
+
+    Without an option this is the hook itself, which reads stdin. --install makes Claude Code call it.
+    """
+    from treering.importers.claude_code.hooks import hook_command, take_call
+    from treering.importers.claude_code.hooks import install as install_hooks
+
+    if not install and not remove:
+        take_call(sys.stdin.buffer.read(), store, namespace=namespace, waits=wait)
+        return
+    path = Path(settings).expanduser()
+    if remove:
+        changed = install_hooks(path, None)
+        say(f"{'removed from' if changed else 'not in'} {path}")
+        return
+    from treering.api import locate
+
+    place = locate(store)
+    # Hooks run in the project's folder. A URL out of the environment may hold a secret, and stays there.
+    url = store if place.folder is None else str(place.folder.resolve())
+    changed = install_hooks(path, hook_command(url, namespace=namespace, waits=wait))
+    say(f"{'installed into' if changed else 'already in'} {path}; sessions go to {place.display}")
+
+
 def _run(
     name: str,
     source: Any,
@@ -326,57 +432,6 @@ def _sums(spent: Spent) -> tuple[str, str, str]:
     if spent.unpriced_tokens:
         amounts.append(f"{spent.unpriced_tokens:,} tokens unpriced")
     return f"{spent.runs:,}", f"{spent.usage.total:,}", ", ".join(amounts) or "0"
-
-
-# -----------------------------------------------------------------------------------------------------------
-# The command that writes histories out: export.
-
-
-@takes_store
-def export(
-    threads: Annotated[
-        list[str] | None, typer.Argument(metavar="[THREAD]...", help="The threads to export.")
-    ] = None,
-    *,
-    every_thread: Annotated[
-        bool, typer.Option("--all", help="Export every thread of the namespace.")
-    ] = False,
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - for stdout.")
-    ] = "-",
-    format: Annotated[str, typer.Option(metavar="NAME", help="The format; jsonl is the only one.")] = "jsonl",
-    place: StorePlace,
-    user_namespace: UserNamespaceOption = "",
-    as_json: JsonOption = False,
-) -> None:
-    """Write whole histories, for `import jsonl`."""
-    from treering.errors import InvalidInput
-    from treering.importers.jsonl_export import export_jsonl
-
-    if format != "jsonl":
-        raise InvalidInput(f"there is no format {format!r}; use jsonl")
-    if bool(threads) == every_thread:
-        raise InvalidInput("name the threads to export, or all of them with --all")
-    with place.existing() as opened, progress("exporting") as update:
-        chosen = _chosen(opened, threads or [], user_namespace)
-        with _output(output) as file:
-            report = export_jsonl(opened, chosen, file.write, on_progress=update)
-    held = counts(
-        {
-            "threads": report.threads,
-            "checkpoints": report.checkpoints,
-            "rewinds": report.rewinds,
-            "events": report.events,
-        }
-    )
-    if report.left_out:
-        say(f"note: not in the file, because their content is not of this thread: {counts(report.left_out)}")
-    if report.snapshots:
-        say(
-            f"note: the files of {report.snapshots} snapshots are not in it; `treering copy` takes them along"
-        )
-    if output != "-":
-        show(report, [f"{output}: {held}"], as_json=as_json)
 
 
 def _chosen(opened: Store, names: list[str], user_namespace: str) -> list[ThreadInfo]:
