@@ -1,8 +1,7 @@
 """Key-value stores for savers: in memory, in a folder, on Redis, or brought by the user."""
 
 from treering.core.storage import KeyValueStore
-from treering.keyvalue.folder import FolderStore
-from treering.keyvalue.memory import InMemoryStore
+from treering.keyvalue.local import FolderStore, InMemoryStore
 from treering.keyvalue.redis import RedisStore
 
 __all__ = ["FolderStore", "InMemoryStore", "KeyValueStore", "RedisStore"]

@@ -1,10 +1,14 @@
-"""A key-value store in a folder: one file per key, written atomically.
+"""Key-value stores without a server: in memory, and in a folder with one file per key.
 
-The file name is derived from the key (`treering.core.ids.file_name`): ordinary keys map to themselves, all
-others to a readable form with a hash. The first line of a file is the key as JSON, so that keys are listed
-exactly; the rest is a frame with a checksum, compressed if the store was opened that way (both can be read).
-Files are written as described in `treering.files`. **Invariant:** a file holds one complete value of the key
-in its first line, or reading it raises `Corrupt` with its name.
+Both store values encoded. **Invariant:** `get` returns an equal but separate value, so modifying a value
+after `set` or `get` does not change the store. The store in memory is for tests and for data that need not
+outlive the process.
+
+A file of the folder is written atomically, as described in `treering.files`. Its name is derived from the key
+(`treering.core.ids.file_name`): ordinary keys map to themselves, all others to a readable form with a hash.
+The first line of a file is the key as JSON, so that keys are listed exactly; the rest is a frame with a
+checksum, compressed if the store was opened that way (both can be read). **Invariant:** a file holds one
+complete value of the key in its first line, or reading it raises `Corrupt` with its name.
 
 Any number of processes may use one folder. If two set the same key, the later rename wins.
 """
@@ -13,6 +17,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final
 
 from treering.core import frame
@@ -27,6 +32,47 @@ _SUFFIX: Final = ".value"
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FIRST_LINE: Final = 4096  # longer than any key as JSON
 _NEVER: Final = 1 << 62
+
+
+class InMemoryStore:
+    """Keys and values in memory. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._contents: dict[str, Content] = {}
+        self._lock = Lock()
+
+    def get(self, key: str) -> Any | None:
+        """Return the value of a key, or None."""
+        content = self._contents.get(check_id(key, "key"))
+        return None if content is None else decode(content)
+
+    def set(self, key: str, value: Any) -> None:
+        """Set the value of a key."""
+        content = encode(value)
+        with self._lock:
+            self._contents[check_id(key, "key")] = content
+
+    def delete(self, key: str) -> None:
+        """Delete a key."""
+        with self._lock:
+            self._contents.pop(check_id(key, "key"), None)
+
+    def compare_and_swap(self, key: str, old: Any, new: Any) -> bool:
+        """Replace ``old`` by ``new`` atomically, or return False; ``None`` means no value."""
+        check_id(key, "key")
+        expected, content = (None if value is None else encode(value) for value in (old, new))
+        with self._lock:
+            if self._contents.get(key) != expected:
+                return False
+            if content is None:
+                self._contents.pop(key, None)
+            else:
+                self._contents[key] = content
+        return True
+
+    def list(self, prefix: str = "") -> list[str]:
+        """List all keys with a prefix, sorted."""
+        return sorted(key for key in tuple(self._contents) if key.startswith(prefix))
 
 
 class FolderStore:
