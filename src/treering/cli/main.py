@@ -23,7 +23,6 @@ from treering.cli import (
     doctor,
     limits,
     maintenance,
-    mcp,
     memory,
     runs,
     sandbox,
@@ -114,7 +113,6 @@ for commands in (
     state,
     schedules,
     doctor,
-    mcp,
     serve,
 ):
     commands.add_to(app)
