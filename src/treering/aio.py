@@ -33,8 +33,8 @@ from treering.maintenance.forget import Forgotten
 from treering.maintenance.gc import Collection
 from treering.maintenance.stats import Growth, Stats
 from treering.maintenance.verify import Verification
-from treering.memory.context import MemoryContext
 from treering.memory.documents import (
+    MemoryContext,
     MemoryDiff,
     MemoryDocument,
     MemorySearch,

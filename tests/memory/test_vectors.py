@@ -269,7 +269,7 @@ def test_the_static_embedder_needs_its_extra(static, monkeypatch):
     assert once[0] == again[1]
     assert static.embed(["", "x"])[0] == [0.0] * 256
     monkeypatch.setitem(sys.modules, "wordllama", None)
-    monkeypatch.setattr("treering.memory.word_vectors.find_spec", lambda _: None)
+    monkeypatch.setattr("treering.memory.vectors.find_spec", lambda _: None)
     with pytest.raises(MissingExtra, match=r"treering\[embeddings\]"):
         StaticEmbedder()
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from treering.memory.documents import MemoryDocument
     from treering.memory.memory import Memory
-    from treering.memory.word_vectors import StaticEmbedder
+    from treering.memory.vectors import StaticEmbedder
     from treering.store import Store
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the document, such as alice/tone.")]

@@ -26,7 +26,6 @@ from treering.core.optimistic import Backoff, check_version
 from treering.core.paging import record_pages, ref_pages
 from treering.core.query import Erasure, EventQuery, encode_cursor
 from treering.errors import InvalidInput, MissingObjects, NotFound, RefMoved
-from treering.memory.context import MemoryContext, memory_context
 from treering.memory.documents import (
     DELETED,
     EMBEDDED,
@@ -37,6 +36,7 @@ from treering.memory.documents import (
     TRIGRAMS,
     WORDS,
     DocumentRecord,
+    MemoryContext,
     MemoryDiff,
     MemoryDocument,
     MemoryHit,
@@ -48,6 +48,7 @@ from treering.memory.documents import (
     document_scope,
     lowest_trust,
     matches_tags,
+    memory_context,
     parse_document,
     parse_ref_name,
     put_document,

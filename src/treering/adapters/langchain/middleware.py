@@ -14,8 +14,7 @@ from typing import Any
 from treering.adapters.langchain.tracing import TreeringTracer
 from treering.compat.memory.middleware import create_agent_memory_middleware
 from treering.errors import MissingExtra
-from treering.memory.context import MemoryContext
-from treering.memory.documents import MemoryDocument
+from treering.memory.documents import MemoryContext, MemoryDocument
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse

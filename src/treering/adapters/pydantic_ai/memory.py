@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from treering.compat.memory.middleware import create_agent_memory_middleware
 from treering.errors import InvalidInput, MissingExtra
-from treering.memory.context import MemoryContext, memory_context
-from treering.memory.documents import MemoryDocument
+from treering.memory.documents import MemoryContext, MemoryDocument, memory_context
 
 try:
     from pydantic_ai.capabilities import AbstractCapability

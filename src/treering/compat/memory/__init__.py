@@ -18,11 +18,9 @@ if TYPE_CHECKING:
         InMemoryMemoryStore,
         load_agent_memory,
     )
-    from treering.memory.context import MemoryContext, memory_context
-    from treering.memory.documents import MemoryDocument, Provenance
+    from treering.memory.documents import MemoryContext, MemoryDocument, Provenance, memory_context
     from treering.memory.markdown import MemoryFileWarning
-    from treering.memory.vectors import Embedder, FunctionEmbedder
-    from treering.memory.word_vectors import StaticEmbedder
+    from treering.memory.vectors import Embedder, FunctionEmbedder, StaticEmbedder
 
 __all__ = [
     "AgentFiles",
@@ -49,15 +47,15 @@ _MODULES: Final = {
     "FilesystemMemoryStore": "treering.compat.memory.stores",
     "FunctionEmbedder": "treering.memory.vectors",
     "InMemoryMemoryStore": "treering.compat.memory.stores",
-    "MemoryContext": "treering.memory.context",
+    "MemoryContext": "treering.memory.documents",
     "MemoryDocument": "treering.memory.documents",
     "MemoryFileWarning": "treering.memory.markdown",
     "Provenance": "treering.memory.documents",
     "Skill": "treering.compat.memory.agent_files",
-    "StaticEmbedder": "treering.memory.word_vectors",
+    "StaticEmbedder": "treering.memory.vectors",
     "create_agent_memory_middleware": "treering.compat.memory.middleware",
     "load_agent_memory": "treering.compat.memory.stores",
-    "memory_context": "treering.memory.context",
+    "memory_context": "treering.memory.documents",
 }
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from treering.errors import InvalidInput
-from treering.memory.context import DocumentSource, MemoryContext, memory_context
-from treering.memory.documents import MemoryDocument
+from treering.memory.documents import DocumentSource, MemoryContext, MemoryDocument, memory_context
 
 Message = dict[str, Any]
 
