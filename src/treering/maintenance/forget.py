@@ -4,6 +4,9 @@ Everything in the erasure scopes is removed, and bytes that deletes usually leav
 `Engine.erase`). Then one ``forget`` event is appended to the journal. **Invariant:** that event holds counts
 and a salted, slow hash of the name, never the name itself: someone who knows the name can prove that it was
 forgotten (`answers_to`), but nobody can read it.
+
+Every removal, this one and others, appends such an audit event (`record_audit_event`). The events have a
+scope of their own (`MAINTENANCE_SCOPE`), so that forgetting a thread never erases them.
 """
 
 from __future__ import annotations
@@ -11,17 +14,27 @@ from __future__ import annotations
 from contextlib import suppress
 from hashlib import scrypt
 from hmac import compare_digest
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
+from treering.core.batch import Draft, Event
 from treering.core.clock import Clock
+from treering.core.content import Content
+from treering.core.encoding import encode_json
 from treering.core.engine import Engine
-from treering.core.ids import RUN_MOVED, Scope, check_id, namespace_prefix, new_id, parse_scope
+from treering.core.ids import (
+    MAINTENANCE_SCOPE,
+    RUN_MOVED,
+    Scope,
+    check_id,
+    namespace_prefix,
+    new_id,
+    parse_scope,
+)
 from treering.core.paging import each_record
 from treering.core.query import Erasure, EventQuery
 from treering.errors import InvalidInput, NotFound
-from treering.maintenance.audit_events import record_audit_event
 
 _PAGE: Final = 1000
 
@@ -147,3 +160,23 @@ def _moved(engine: Engine, space: str, selected: Selection) -> list[str]:
 def _digest(salt: str, text: str) -> str:
     # Names are often guessable (a phone number), so each guess has to cost tens of milliseconds.
     return scrypt(text.encode(), salt=salt.encode(), n=1 << 14, r=8, p=1, dklen=16).hex()
+
+
+def record_audit_event(
+    engine: Engine, space: str, *, kind: str, data: dict[str, Any], clock: Clock, body: Content | None = None
+) -> str:
+    """Append an event and return its id; ``body`` is for details that are too long for a row."""
+    draft = Draft(space)
+    address = None if body is None else draft.put(body, scope=MAINTENANCE_SCOPE)
+    draft.event(
+        Event(
+            id=draft.id,
+            kind=kind,
+            ts_us=clock.now_us(),
+            scope=MAINTENANCE_SCOPE,
+            data=encode_json(data),
+            body=address,
+        )
+    )
+    engine.commit(draft.batch())
+    return draft.id

@@ -25,7 +25,7 @@ from treering.core.query import Erasure, EventQuery
 from treering.core.records import Record, Swept
 from treering.core.retention import DeltaStep, Keep, RetentionEntry, delta_dependencies, select
 from treering.errors import NotFound
-from treering.maintenance.audit_events import record_audit_event
+from treering.maintenance.forget import record_audit_event
 from treering.maintenance.stats import last_seq
 
 DeltaOf = Callable[[Engine, str, Record], DeltaStep | None]

@@ -445,7 +445,7 @@ class StoreStorage:
 
     def forget(self, infos: Iterable[CheckpointInfo]) -> None:
         """Remove the events of checkpoints, after an event that says which ones."""
-        from treering.maintenance.audit_events import record_audit_event
+        from treering.maintenance.forget import record_audit_event
 
         ids = [info.id for info in infos]
         store = self._store

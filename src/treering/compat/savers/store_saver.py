@@ -37,7 +37,7 @@ from treering.core.query import Erasure, EventQuery
 from treering.core.records import Record
 from treering.core.retention import Keep, RetentionEntry, select
 from treering.errors import Conflict, InvalidInput, NotFound, TreeringError
-from treering.maintenance.audit_events import record_audit_event
+from treering.maintenance.forget import record_audit_event
 from treering.store import Store
 from treering.threads.checkpoint import Checkpoint as ThreadCheckpoint
 from treering.threads.checkpoint_record import KIND, MESSAGES, created_at_us, read_checkpoint
