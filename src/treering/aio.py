@@ -61,16 +61,14 @@ from treering.schedules.worker import Handler, Worker
 from treering.state.state import JsonStore, State, StateChange, StateEntry
 from treering.state.user_sessions import RestoredSessions, UserSessions
 from treering.store import Store
-from treering.threads.actions import Actions
 from treering.threads.chat_ids import ChatId, TaskId
 from treering.threads.chats import Chat, ChatLine, ChatLog
 from treering.threads.checkpoint import Checkpoint
 from treering.threads.diff import Difference
 from treering.threads.directory import ThreadInfo
 from treering.threads.hooks import Hooks
-from treering.threads.interrupts import Decision
 from treering.threads.removal import Cleaned
-from treering.threads.thread import Thread
+from treering.threads.thread import Actions, Decision, Thread
 from treering.threads.transcripts import Role, Transcript, TranscriptEvent
 from treering.workspaces.browse import SnapshotCheck, SnapshotEntry
 from treering.workspaces.diff import FileChange

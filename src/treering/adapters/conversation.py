@@ -35,12 +35,12 @@ from treering.threads.checkpoint_record import (
     created_at_us,
     new_checkpoint_id,
     read_checkpoint,
+    read_state,
 )
 from treering.threads.directory import ThreadInfo
 from treering.threads.history import Journal, head_ref, read_head
 from treering.threads.hooks import CheckpointEvent, SaveRequest
 from treering.threads.lists import ListChange, behind
-from treering.threads.state_values import read_state
 from treering.threads.writer import CheckpointWriter, HeadState, NewCheckpoint
 
 _LONGEST: Final = 400

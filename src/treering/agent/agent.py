@@ -21,7 +21,7 @@ from treering.errors import InvalidInput
 from treering.limits.tool_budgets import Budget
 from treering.sync_async import Closing
 from treering.threads.hooks import HookName
-from treering.threads.interrupts import Decision
+from treering.threads.thread import Decision
 
 _METHODS: Final = ("before_model", "after_model", "wrap_tool", "needs_approval", "tools")
 

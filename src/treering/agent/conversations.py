@@ -26,7 +26,7 @@ from treering.core.ids import new_id, thread_scope, time_of
 from treering.errors import InvalidInput
 from treering.store import Store
 from treering.threads.hooks import Hook, HookName, Hooks
-from treering.threads.interrupts import Decision, answer_interrupt
+from treering.threads.thread import Decision, answer_interrupt
 
 CHECKPOINT_FAILED: Final = "checkpoint.failed"
 """The kind of the journal event that records an automatic checkpoint that could not be saved."""

@@ -1,4 +1,4 @@
-"""What graphs register with threads (see `threads.extensions`).
+"""What graphs register with threads (see `threads.checkpoint_record`).
 
 A step's row holds the framework's fields in their compact form. A fork of a step needs the rows of the thread
 that it comes from: what its tasks wrote, where its subgraphs are, and the earlier steps that its delta
@@ -21,7 +21,7 @@ from treering.core.paging import each_ref
 from treering.graphs.graph import WRITES, Graphs, graph_head
 from treering.graphs.rows import lengthened, shortened
 from treering.graphs.step import GRAPH, Step, graph_key, key_of, subgraph_refs
-from treering.threads.extensions import register
+from treering.threads.checkpoint_record import register
 
 if TYPE_CHECKING:
     from treering.core.batch import Draft

@@ -23,10 +23,15 @@ from treering.core.ids import thread_scope
 from treering.core.paging import each_record
 from treering.core.query import EventQuery
 from treering.errors import Conflict, NotFound, RefMoved
-from treering.threads.checkpoint_record import CheckpointRecord, ListPrefix, by_id, read_checkpoint
+from treering.threads.checkpoint_record import (
+    CheckpointRecord,
+    ListPrefix,
+    by_id,
+    read_checkpoint,
+    read_state,
+)
 from treering.threads.history import REWIND, Journal, head_ref, read_head
 from treering.threads.lists import ListChange, encode_items
-from treering.threads.state_values import read_state
 from treering.threads.writer import CheckpointWriter, NewCheckpoint
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from treering.errors import Corrupt, InvalidInput, NotFound
 from treering.threads import lists
-from treering.threads.checkpoint_record import MESSAGES, CheckpointRecord, by_id
+from treering.threads.checkpoint_record import MESSAGES, CheckpointRecord, by_id, read_state
 from treering.threads.hooks import check_count
-from treering.threads.state_values import read_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,6 +5,15 @@ length, for each state value its address and a digest that tells whether it chan
 the bytes that are new in it, however long the conversation is. What the event says already (the thread, and
 how the parent's id begins) is left out. **Invariant:** everything that a checkpoint points at is among the
 links of its event, so it stays as long as the event does.
+
+State values (`write_state`, `read_state`) are each stored once, and written again only when their digest
+changed. A dict whose encoding is large is stored key by key, so that an agent which changes one virtual file
+does not write all of them again.
+
+A framework that numbers, branches and addresses its own steps keeps fields of its own in the metadata of
+their checkpoints. It registers a `CheckpointExtension` for them, which the generic thread calls when such a
+checkpoint is written, read, forked, rewound to or removed; threads know nothing else of it. `treering.store`
+registers the one extension that there is, so every process that opens a store has it.
 """
 
 from __future__ import annotations
@@ -12,26 +21,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeGuard, cast
 
 import msgspec
 
 from treering.core.batch import Event
 from treering.core.clock import DAY_US, day_of, to_iso
 from treering.core.content import Address, Content, list_address
-from treering.core.encoding import decode_json, encode_json, is_tagged
+from treering.core.encoding import decode, decode_json, encode, encode_json, is_tagged
+from treering.core.frame import INLINE_LIMIT
 from treering.core.ids import new_id_with_time, parse_scope, thread_scope, time_of
 from treering.core.query import EventQuery
-from treering.errors import Corrupt, InvalidInput, Unsupported
+from treering.errors import Corrupt, InvalidInput, NotFound, Unsupported
 from treering.runs.span import current_node
-from treering.threads.extensions import registered
 
 if TYPE_CHECKING:
     from treering.core.batch import Draft
     from treering.core.clock import Clock
     from treering.core.engine import Engine
     from treering.core.records import Record
-
 
 KIND: Final = "checkpoint"
 PREFIX: Final = "ckpt_"
@@ -321,3 +329,111 @@ def _links(checkpoint: CheckpointRecord) -> tuple[Address, ...]:
     if checkpoint.snapshot is not None:
         links[checkpoint.snapshot] = None
     return tuple(map(Address, links))
+
+
+_DIGEST_CHARS: Final = 24
+
+
+def write_state(
+    draft: Draft, previous: Mapping[str, StateValue], state: Mapping[str, Any], *, scope: str
+) -> dict[str, StateValue]:
+    """Return where each value is stored; values that differ from ``previous`` are added to the batch."""
+    if odd := [name for name in state if not isinstance(cast("object", name), str)]:  # a hook's, perhaps
+        raise InvalidInput(f"state has the name {odd[0]!r}, a {type(odd[0]).__name__}; give it a str")
+    return {name: _write_value(draft, previous.get(name), value, scope) for name, value in state.items()}
+
+
+def read_state(engine: Engine, space: str, state: Mapping[str, StateValue]) -> dict[str, Any]:
+    """Fetch all values in one read. Raise `Corrupt` if one is missing; checkpoints keep theirs alive."""
+    addresses = [
+        Address(each.address)
+        for value in state.values()
+        for each in ((value,) if isinstance(value, Value) else value.values())
+    ]
+    try:
+        contents = iter(engine.get(space, addresses) if addresses else [])
+    except NotFound as error:
+        raise Corrupt(
+            f"a state value is not stored: {error}; run verify, then restore it from a backup"
+        ) from error
+    return {
+        name: decode(next(contents))
+        if isinstance(value, Value)
+        else {key: decode(next(contents)) for key in value}
+        for name, value in state.items()
+    }
+
+
+def _write_value(draft: Draft, previous: StateValue | None, value: Any, scope: str) -> StateValue:
+    content = encode(value, keep_order=True)
+    if len(content.data) >= INLINE_LIMIT and _is_splittable(value):
+        keys = previous if isinstance(previous, dict) else {}
+        return {
+            key: _put(draft, keys.get(key), encode(each, keep_order=True), scope)
+            for key, each in value.items()
+        }
+    return _put(draft, previous if isinstance(previous, Value) else None, content, scope)
+
+
+def _is_splittable(value: Any) -> TypeGuard[dict[str, Any]]:
+    if not isinstance(value, dict):
+        return False
+    keys: list[Any] = list(value)  # pyright: ignore[reportUnknownArgumentType] - whatever a user's dict holds
+    return len(keys) > 1 and all(isinstance(key, str) for key in keys)
+
+
+def _put(draft: Draft, previous: Value | None, content: Content, scope: str) -> Value:
+    digest = content.name[:_DIGEST_CHARS]
+    if previous is not None and previous.digest == digest:
+        return previous
+    return Value(draft.put(content, scope=scope), digest)
+
+
+class CheckpointExtension(Protocol):
+    """The fields of a framework in the metadata of its checkpoints, and what follows from them."""
+
+    @property
+    def key(self) -> str:
+        """The key in a checkpoint's metadata under which the fields are."""
+        ...
+
+    @property
+    def event_kinds(self) -> tuple[str, ...]:
+        """The kinds of further events that belong to checkpoints and are removed with them."""
+        ...
+
+    def head_of(self, checkpoint: CheckpointRecord) -> str | None:
+        """Return the ref of the head that a checkpoint is behind, if that is not the head of its thread."""
+        ...
+
+    def pack(self, fields: Any) -> bytes | None:
+        """Return the fields as compact JSON for the row; ``None`` if they are not the framework's own."""
+        ...
+
+    def unpack(self, packed: Any) -> Any:
+        """Return the fields from decoded JSON; `ValueError`, `TypeError` or `LookupError` if malformed."""
+        ...
+
+    def required_scope(self, copy: CheckpointRecord, origin: CheckpointRecord | None) -> str | None:
+        """Return the scope of another thread whose rows are needed to read a checkpoint copied from it."""
+        ...
+
+    def rewind(
+        self, draft: Draft, engine: Engine, target: CheckpointRecord, *, thread: str, namespace: str
+    ) -> None:
+        """Add to a batch what else must move when the head of a thread goes back to ``target``."""
+        ...
+
+
+_registered: CheckpointExtension | None = None
+
+
+def register(extension: CheckpointExtension) -> None:
+    """Use an extension in this process."""
+    global _registered  # noqa: PLW0603 - set once, at import time
+    _registered = extension
+
+
+def registered() -> CheckpointExtension | None:
+    """Return the extension in use."""
+    return _registered

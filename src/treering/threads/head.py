@@ -25,8 +25,8 @@ from treering.threads.checkpoint_record import (
     PREFIX,
     CheckpointRecord,
     new_checkpoint_id,
+    registered,
 )
-from treering.threads.extensions import registered
 from treering.threads.history import REWIND, Journal, find_position, head_ref, read_head
 from treering.threads.lists import Channel, First
 from treering.threads.writer import CheckpointWriter, HeadState, NewCheckpoint

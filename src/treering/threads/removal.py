@@ -16,8 +16,7 @@ from treering.core.batch import Draft, Event
 from treering.core.encoding import encode_json
 from treering.core.paging import each_record
 from treering.core.query import Erasure, EventQuery
-from treering.threads.checkpoint_record import KIND, anchor, read_checkpoint
-from treering.threads.extensions import registered
+from treering.threads.checkpoint_record import KIND, anchor, read_checkpoint, registered
 from treering.threads.history import CLEANED, DELETED, LEDGER, REWIND
 
 if TYPE_CHECKING:

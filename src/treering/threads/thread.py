@@ -3,19 +3,28 @@
 A thread is a ref (its head) that moves over immutable checkpoints, as a branch moves over commits; `head`
 tells how the next checkpoint gets behind it. Two writers on one thread never overwrite each other: the second
 gets a `ThreadMoved` that names both heads, or (``on_conflict="fork"``) a fork of its own.
+
+An interrupt is a question that an agent waits for a person to decide; `answer_interrupt` makes the answer.
+
+`Actions` are what a moderator may ask for between two iterations of a conversation: CONTINUE changes nothing,
+STOP sets ``stop_flag``, STEP_BACK goes back some iterations. Iterations are counted by ``iter`` in the state,
+or by steps if it has none. **Invariant:** an action moves the head or saves a checkpoint; it never shortens
+the journal.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
+
+import msgspec
 
 from treering.core.ids import check_id, new_id
-from treering.errors import NotFound
+from treering.errors import Conflict, InvalidInput, NotFound
 from treering.limits.tool_budgets import Budgets, Counters
 from treering.threads import removal
-from treering.threads.actions import Actions, apply_actions, parse_actions
 from treering.threads.chat_ids import ChatId, TaskId, parse_thread_id
 from treering.threads.checkpoint import Checkpoint, belongs_to
 from treering.threads.checkpoint_record import MESSAGES, CheckpointRecord
@@ -29,13 +38,12 @@ from treering.threads.hooks import (
     check_tags,
     save_request,
 )
-from treering.threads.interrupts import Decision, answer_interrupt, new_interrupt
 from treering.threads.lists import First
 from treering.threads.removal import Cleaned
 from treering.threads.state_object import capture, set_attributes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from datetime import datetime
     from pathlib import Path
 
@@ -424,3 +432,113 @@ class Thread:
 
     def _event(self, checkpoint: Checkpoint) -> CheckpointEvent:
         return CheckpointEvent(thread_id=self._id, namespace=self._namespace, checkpoint=checkpoint)
+
+
+STOP_FLAG: Final = "stop_flag"
+SUMMARY: Final = "running_summary"
+ITERATION: Final = "iter"
+
+
+class Actions(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do next; ``rollback`` (iterations) and ``clear_summaries`` apply to STEP_BACK."""
+
+    type: Literal["CONTINUE", "STOP", "STEP_BACK"] = "CONTINUE"
+    rollback: int = 1
+    clear_summaries: bool = False
+
+
+def parse_actions(actions: Actions | Mapping[str, Any] | None) -> Actions:
+    """Validate actions as a moderator wrote them; ``None`` means CONTINUE."""
+    if actions is None:
+        return Actions()
+    try:
+        parsed = actions if isinstance(actions, Actions) else msgspec.convert(dict(actions), Actions)
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"invalid actions: {error}; give type (CONTINUE, STOP or STEP_BACK), rollback and clear_summaries"
+        ) from error
+    if parsed.rollback < 0:
+        raise InvalidInput(f"rollback is {parsed.rollback}; give the iterations to go back, 0 or more")
+    return parsed
+
+
+def apply_actions(thread: Thread, actions: Actions, *, to: Any, budgets: Budgets | None) -> Checkpoint | None:
+    """Carry out actions on a thread and on the live object ``to``, if given. Return the head after them."""
+    head = thread.head
+    if actions.type == "STOP":
+        return _stop(thread, head, to)
+    if actions.type == "CONTINUE" or head is None:
+        return head
+    target = iterations_back(thread.history(), actions.rollback) or head
+    checkpoint: Checkpoint | None = head if target == head else thread.rewind(target)
+    if actions.clear_summaries:
+        cleared = {**target.state, SUMMARY: None}
+        checkpoint = thread.checkpoint(state=cleared, metadata=target.metadata, note="clear summaries")
+    if to is not None or budgets is not None:
+        thread.restore_state({} if to is None else to, budgets=budgets)
+    return checkpoint
+
+
+def _stop(thread: Thread, head: Checkpoint | None, to: Any) -> Checkpoint | None:
+    if to is not None:
+        if isinstance(to, dict):
+            to[STOP_FLAG] = True
+        else:
+            setattr(to, STOP_FLAG, True)
+        return thread.snapshot_state(to, note="stop")
+    if head is None:
+        return thread.checkpoint(state={STOP_FLAG: True}, note="stop")
+    return thread.checkpoint(state={**head.state, STOP_FLAG: True}, metadata=head.metadata, note="stop")
+
+
+def iterations_back(line: Iterable[Checkpoint], count: int) -> Checkpoint | None:
+    """Return where the iteration ``count`` iterations before the newest checkpoint began.
+
+    If the line is shorter than that, returns its oldest checkpoint. Reads only ``iter`` of the checkpoints.
+    """
+    target: Checkpoint | None = None
+    goal = 0
+    for checkpoint in line:
+        at = _iteration(checkpoint)
+        if target is None:
+            target, goal = checkpoint, at - count
+            if count == 0:
+                return target
+        elif at >= goal:
+            target = checkpoint
+        else:
+            return checkpoint if _iteration(target) > goal else target
+    return target
+
+
+def _iteration(checkpoint: Checkpoint) -> int:
+    number = checkpoint.value(ITERATION)
+    return number if isinstance(number, int) else checkpoint.step
+
+
+Decision = Literal["approve", "deny", "edit"]
+
+
+def new_interrupt(payload: Any, interrupt_id: str | None) -> dict[str, Any]:
+    """Return a new interrupt in the form in which a checkpoint keeps it."""
+    return {"id": interrupt_id or new_id(), "payload": payload}
+
+
+def answer_interrupt(
+    thread_id: str, pending: Any, decision: Decision, *, interrupt_id: str | None, value: Any
+) -> dict[str, Any]:
+    """Return the answer to the pending interrupt of a thread.
+
+    Raises `Conflict` if none is pending, or another one than ``interrupt_id``.
+    """
+    if pending is None:
+        raise Conflict(f"thread {thread_id!r} has no pending interrupt; there is nothing to resume")
+    known = cast("Mapping[str, Any]", pending if isinstance(pending, Mapping) else {"payload": pending})
+    if interrupt_id is not None and known.get("id") != interrupt_id:
+        raise Conflict(f"thread {thread_id!r} waits for interrupt {known.get('id')!r}, not {interrupt_id!r}")
+    if decision not in get_args(Decision):
+        raise InvalidInput(f"{decision!r} is not a decision; use approve, deny or edit")
+    if (decision == "edit") != (value is not None):
+        raise InvalidInput("edit requires the new value, and the other decisions take none")
+    payload = value if decision == "edit" else known.get("payload")
+    return {"id": known.get("id"), "decision": decision, "payload": payload}

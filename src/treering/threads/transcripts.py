@@ -29,7 +29,7 @@ from treering.core.paging import record_pages
 from treering.core.query import Erasure, EventQuery, encode_cursor
 from treering.errors import InvalidInput
 from treering.files import Drafts, open_folder, read_range, translate_os_errors
-from treering.threads.actions import Actions, parse_actions
+from treering.threads.thread import Actions, parse_actions
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -39,11 +39,15 @@ from msgspec import structs
 from treering.core.batch import ABSENT, Draft
 from treering.core.ids import thread_scope
 from treering.errors import ListMoved
-from treering.threads.checkpoint_record import MESSAGES, EncodedMetadata, write_checkpoint
-from treering.threads.extensions import registered
+from treering.threads.checkpoint_record import (
+    MESSAGES,
+    EncodedMetadata,
+    registered,
+    write_checkpoint,
+    write_state,
+)
 from treering.threads.history import encode_head, head_ref
 from treering.threads.lists import write_list
-from treering.threads.state_values import write_state
 
 if TYPE_CHECKING:
     from treering.core.batch import Expect, Receipt

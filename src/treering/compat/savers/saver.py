@@ -28,7 +28,7 @@ from treering.compat.savers.checkpoint import (
 from treering.errors import InvalidInput, NotFound, TreeringError
 from treering.sync_async import Closing, has_borrowed_loop
 from treering.threads.hooks import CheckpointEvent, Hook, HookName, Hooks, SaveRequest
-from treering.threads.interrupts import Decision, answer_interrupt, new_interrupt
+from treering.threads.thread import Decision, answer_interrupt, new_interrupt
 
 HooksLike = Hooks | Mapping[HookName, Hook | Sequence[Hook]]
 """A `treering.threads.hooks.Hooks`, or hooks by name: ``{"post_checkpoint_save": [notify]}``."""
