@@ -1,4 +1,4 @@
-"""Where blobs live: every accepted form, and a refusal with a hint for all else."""
+"""Locations of blobs: every accepted form, and an error with a hint for anything else."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ R2 = "https://acct.r2.cloudflarestorage.com"
         (Path("/folder"), FolderLocation(Path("/folder"))),
     ],
 )
-def test_every_form_is_understood(url, expected):
+def test_every_form_is_accepted(url, expected):
     assert parse_location(url) == expected
 
 
@@ -75,7 +75,7 @@ def test_every_form_is_understood(url, expected):
         "nul\0byte",
     ],
 )
-def test_all_else_is_refused_with_the_accepted_forms(url):
+def test_anything_else_is_rejected_with_the_accepted_forms(url):
     with pytest.raises(InvalidInput) as caught:
         parse_location(url)
     for form in ("./folder", "file:///folder", "s3://bucket/prefix", "https://server/bucket/prefix"):
@@ -89,7 +89,7 @@ def test_a_prefix_is_a_name_like_any_other(url):
 
 
 @pytest.mark.parametrize("url", ["s3://key:secret@bucket/prefix", "https://key:secret@server/bucket"])
-def test_keys_in_a_url_are_refused_and_not_shown(url):
+def test_keys_in_a_url_are_rejected_and_not_shown(url):
     with pytest.raises(InvalidInput, match="by keyword or environment") as caught:
         parse_location(url)
     assert "secret" not in str(caught.value)
@@ -110,7 +110,7 @@ def test_a_folder_is_opened_without_keys(tmp_path):
         open_blobs(tmp_path, region="eu-central-1")
 
 
-def test_half_a_pair_of_keys_is_refused():
+def test_one_key_of_a_pair_is_rejected():
     with pytest.raises(InvalidInput, match="pass both access_key_id"):
         open_blobs("s3://bucket", access_key_id="key")
 
@@ -123,7 +123,7 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
 
 
 @given(st.text())
-def test_a_text_is_understood_or_refused(text):
+def test_any_text_is_accepted_or_rejected(text):
     try:
         place = parse_location(text)
     except InvalidInput:

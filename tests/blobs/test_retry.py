@@ -1,4 +1,4 @@
-"""Trying again: how often, how long, and what a conflict means after an answer was lost."""
+"""Retries: how often, how long, and what a conflict means after a lost response."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from treering.errors import Busy, Conflict, NotFound, ReadOnly, StoreFull, Unrea
 
 
 class Shaky:
-    """A real store whose next calls fail: before they take effect, or (as if the answer was lost) after."""
+    """A real store whose next calls fail, before they take effect or after (as if the response was lost)."""
 
     def __init__(self, blobs, *failures):
         self.blobs = blobs
@@ -36,11 +36,11 @@ class Shaky:
 
 
 class Lost:
-    """The call succeeds, but nobody hears of it."""
+    """The call succeeds, but its response is lost."""
 
 
 class Waits:
-    """Time that passes only by sleeping, and jitter that is always the longest allowed."""
+    """A clock that advances only by sleeping, and jitter that is always the maximum."""
 
     def __init__(self):
         self.now = 100.0
@@ -70,20 +70,20 @@ def folder(tmp_path):
     return FolderBlobs(tmp_path)
 
 
-def test_what_may_pass_is_tried_again(folder, waits):
+def test_temporary_errors_are_retried(folder, waits):
     folder.put("one", b"1")
     shaky = Shaky(folder, Unreachable("down"), Busy("locked"))
     assert waits.retrying(shaky).get("one") == b"1"
     assert shaky.calls == 3
 
 
-def test_the_wait_doubles_up_to_a_bound(folder, waits):
+def test_the_delay_doubles_up_to_a_limit(folder, waits):
     shaky = Shaky(folder, *[Unreachable("down")] * 7)
     waits.retrying(shaky, first_wait_seconds=1, longest_wait_seconds=5).put("one", b"1")
     assert waits.slept == [1, 2, 4, 5, 5, 5, 5]
 
 
-def test_the_wait_is_drawn_from_nothing_up_to_the_bound(folder, waits):
+def test_the_delay_is_random_between_zero_and_the_limit(folder, waits):
     drawn = []
     blobs = RetryingBlobs(
         Shaky(folder, Unreachable("down"), Unreachable("down")),
@@ -96,7 +96,7 @@ def test_the_wait_is_drawn_from_nothing_up_to_the_bound(folder, waits):
     assert waits.slept == [0.25, 0.25]
 
 
-def test_the_deadline_is_kept_and_the_last_error_raised(folder, waits):
+def test_at_the_deadline_the_last_error_is_raised(folder, waits):
     shaky = Shaky(folder, *[Unreachable(f"failure {number}") for number in range(1, 99)])
     with pytest.raises(Unreachable, match="failure 4") as caught:
         waits.retrying(shaky, deadline_seconds=10, first_wait_seconds=1).get("one")
@@ -105,14 +105,14 @@ def test_the_deadline_is_kept_and_the_last_error_raised(folder, waits):
 
 
 @pytest.mark.parametrize("error", [NotFound, ReadOnly, StoreFull, Conflict])
-def test_what_will_not_pass_is_raised_at_once(folder, waits, error):
+def test_permanent_errors_are_raised_immediately(folder, waits, error):
     shaky = Shaky(folder, error("final"))
     with pytest.raises(error, match="final"):
         waits.retrying(shaky).put("one", b"1")
     assert (shaky.calls, waits.slept) == (1, [])
 
 
-def test_every_call_is_patient(folder, waits):
+def test_every_call_is_retried(folder, waits):
     folder.put("one", b"1")
     calls = (
         lambda blobs: blobs.put("two", b"2"),
@@ -131,7 +131,7 @@ def test_every_call_is_patient(folder, waits):
     assert [info.name for info in folder.list()] == ["four", "three", "two"]
 
 
-def test_a_lost_answer_is_not_taken_for_a_lost_race(folder, waits):
+def test_a_lost_response_is_not_mistaken_for_a_lost_race(folder, waits):
     waits.retrying(Shaky(folder, Lost())).put("new", b"mine", if_absent=True)
     etag = waits.retrying(Shaky(folder, Lost())).put_if("ref", b"1", expect=None)
     etag = waits.retrying(Shaky(folder, Lost())).put_if("ref", b"2", expect=etag)
@@ -139,13 +139,13 @@ def test_a_lost_answer_is_not_taken_for_a_lost_race(folder, waits):
     assert folder.read("ref").etag == etag
 
 
-def test_the_question_whether_it_was_written_is_patient_too(folder, waits):
+def test_checking_whether_it_was_written_is_retried_too(folder, waits):
     shaky = Shaky(folder, Lost(), None, Unreachable("down"))
     waits.retrying(shaky).put_if("ref", b"1", expect=None)
     assert shaky.calls == 4
 
 
-def test_a_race_that_was_really_lost_is_still_a_conflict(folder, waits):
+def test_a_lost_race_is_still_a_conflict(folder, waits):
     folder.put("ref", b"theirs")
     with pytest.raises(Conflict):
         waits.retrying(Shaky(folder, Unreachable("down"))).put_if("ref", b"mine", expect=None)

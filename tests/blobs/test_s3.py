@@ -1,4 +1,4 @@
-"""What an S3 server's refusals become, asked of the real client against a server that always refuses."""
+"""How errors of an S3 server are translated, with the real client and a server that always fails."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from treering.errors import InvalidInput, ReadOnly, StoreFull, Unreachable, Unsu
 
 
 class Refusing(ThreadingHTTPServer):
-    """Answers every request in the same way; the first `refusals` of them, if that is set."""
+    """Responds to every request with the same error, or only to the first `failures` ones."""
 
     daemon_threads = True
-    status, code, refusals = 500, "InternalError", None
+    status, code, failures = 500, "InternalError", None
     requests = 0
 
 
@@ -25,9 +25,9 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self):
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.server.requests += 1
-        refused = self.server.refusals is None or self.server.requests <= self.server.refusals
-        body = f"<Error><Code>{self.server.code}</Code></Error>".encode() if refused else b""
-        self.send_response(self.server.status if refused else 200)
+        is_failing = self.server.failures is None or self.server.requests <= self.server.failures
+        body = f"<Error><Code>{self.server.code}</Code></Error>".encode() if is_failing else b""
+        self.send_response(self.server.status if is_failing else 200)
         self.send_header("ETag", '"an-etag"')
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -75,7 +75,7 @@ def opened(server, *, deadline_seconds):
         (301, "PermanentRedirect", InvalidInput),
     ],
 )
-def test_a_refused_write_says_what_it_means(server, status, code, error):
+def test_errors_of_writes_are_translated(server, status, code, error):
     server.status, server.code = status, code
     with pytest.raises(error, match=f"{status} {code}|bucket not found|redirect") as caught:
         opened(server, deadline_seconds=0).put("one", b"1")
@@ -90,7 +90,7 @@ def test_a_refused_write_says_what_it_means(server, status, code, error):
         (404, "NoSuchBucket", InvalidInput),
     ],
 )
-def test_a_refused_read_says_what_it_means(server, status, code, error):
+def test_errors_of_reads_are_translated(server, status, code, error):
     server.status, server.code = status, code
     blobs = opened(server, deadline_seconds=0)
     for call in (lambda: blobs.get("one"), lambda: blobs.read("one"), blobs.list):
@@ -99,13 +99,13 @@ def test_a_refused_read_says_what_it_means(server, status, code, error):
         assert type(caught.value) is error
 
 
-def test_a_server_that_recovers_in_time_is_enough(server):
-    server.status, server.code, server.refusals = 503, "SlowDown", 3
+def test_a_server_that_recovers_in_time_is_no_error(server):
+    server.status, server.code, server.failures = 503, "SlowDown", 3
     opened(server, deadline_seconds=30).put("one", b"1")
     assert server.requests == 4
 
 
-def test_a_server_without_conditions_is_found_out(server):
+def test_a_server_without_conditional_writes_is_detected(server):
     server.status, server.code = 501, "NotImplemented"
     blobs = opened(server, deadline_seconds=0)
     assert server.requests == 0

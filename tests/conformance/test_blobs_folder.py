@@ -1,4 +1,4 @@
-"""Blobs in a folder: the public suite, and what only a folder can get wrong."""
+"""Blobs in a folder: the public suite, and cases that are specific to folders."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def blobs(root):
     return FolderBlobs(root)
 
 
-def test_reading_makes_no_folder(blobs, root):
+def test_reading_creates_no_folder(blobs, root):
     assert blobs.list() == []
     assert blobs.stat("one") is None
     blobs.delete(["one"])
     assert not root.exists()
 
 
-def test_a_link_inside_leads_nowhere(blobs, root, tmp_path):
+def test_a_symlink_inside_is_not_followed(blobs, root, tmp_path):
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "key").write_bytes(b"secret")
     blobs.put("one", b"1")
@@ -61,7 +61,7 @@ def test_a_link_inside_leads_nowhere(blobs, root, tmp_path):
     assert blobs.get("key") == b"ours"
 
 
-def test_a_planted_pipe_does_not_stop_a_reader(blobs, root):
+def test_a_named_pipe_does_not_block_a_reader(blobs, root):
     blobs.put("one", b"1")
     os.mkfifo(root / "pipe")
     assert blobs.stat("pipe") is None
@@ -78,7 +78,7 @@ def test_a_blob_is_not_also_a_folder(blobs):
     assert [info.name for info in blobs.list()] == ["a", "c/d"]
 
 
-def test_a_write_that_fails_leaves_nothing_behind(blobs, root):
+def test_a_failed_write_leaves_no_file(blobs, root):
     blobs.put("one", b"old")
     failpoints.arm("file.synced", "raise:ENOSPC")
     try:
@@ -90,7 +90,7 @@ def test_a_write_that_fails_leaves_nothing_behind(blobs, root):
     assert list((root / ".drafts").iterdir()) == []
 
 
-def test_a_file_system_that_may_not_be_written_is_read_only(blobs):
+def test_an_unwritable_file_system_is_read_only(blobs):
     blobs.put("one", b"1")
     failpoints.arm("file.synced", "raise:EROFS")
     try:
@@ -100,7 +100,7 @@ def test_a_file_system_that_may_not_be_written_is_read_only(blobs):
         failpoints.disarm("file.synced")
 
 
-def test_drafts_of_the_dead_are_swept_after_a_day(blobs, root):
+def test_temporary_files_of_dead_processes_are_deleted_after_a_day(blobs, root):
     blobs.put("one", b"1")
     old, young = root / ".drafts" / "old", root / ".drafts" / "young"
     old.write_bytes(b"half a blo")

@@ -1,4 +1,4 @@
-"""A server that answers 200 to conditional writes and loses updates must be found out before it is used."""
+"""A server that responds 200 to conditional writes and loses updates is detected before it is used."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def test_the_server_really_loses_updates(lossy_s3):
     assert store.get("one").bytes() == b"third"
 
 
-def test_the_store_is_found_not_to_honour_conditions(blobs, lossy_s3):
+def test_the_store_is_detected_as_not_conditional(blobs, lossy_s3):
     assert not blobs.conditional
     assert lossy_s3.obstore().list().collect() == []
 
 
-def test_every_conditional_write_is_refused_and_writes_nothing(blobs):
+def test_every_conditional_write_is_rejected_and_writes_nothing(blobs):
     blobs.put("one", b"first")
     for attempt in (
         lambda: blobs.put("new", b"", if_absent=True),
@@ -44,7 +44,7 @@ def test_every_conditional_write_is_refused_and_writes_nothing(blobs):
     assert blobs.stat("new") is None
 
 
-def test_all_else_works(blobs):
+def test_everything_else_works(blobs):
     blobs.put("packs/one", b"some bytes")
     assert blobs.get("packs/one") == b"some bytes"
     assert [info.name for info in blobs.list("packs")] == ["packs/one"]

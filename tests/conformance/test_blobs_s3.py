@@ -1,4 +1,4 @@
-"""Blobs in a bucket of a real S3 server: the public suite, and what only a bucket can get wrong."""
+"""Blobs in a bucket of a real S3 server: the public suite, and cases that are specific to buckets."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_a_bucket_needs_no_prefix(s3):
     assert [info.name for info in blobs.list()] == ["refs/main"]
 
 
-def test_a_bucket_is_found_by_the_address_of_its_server(s3):
+def test_a_bucket_is_opened_by_the_url_of_its_server(s3):
     opened(s3, "pre").put("one", b"1")
     url = f"{s3.endpoint}/{s3.bucket}/pre/"
     blobs = open_blobs(url, access_key_id=s3.access_key, secret_access_key=s3.secret_key)
     assert blobs.get("one") == b"1"
 
 
-def test_prefixes_of_one_bucket_do_not_meet(s3):
+def test_prefixes_of_one_bucket_are_separate(s3):
     opened(s3, "a").put("one", b"a")
     opened(s3, "ab").put("one", b"ab")
     assert [info.name for info in opened(s3, "a").list()] == ["one"]
@@ -49,7 +49,7 @@ def test_prefixes_of_one_bucket_do_not_meet(s3):
     assert sorted(info.name for info in opened(s3).list()) == ["a/one", "ab/one"]
 
 
-def test_trying_conditions_out_leaves_nothing_behind(s3):
+def test_probing_conditional_writes_leaves_nothing_behind(s3):
     assert opened(s3).conditional
     assert s3.obstore().list().collect() == []
 
@@ -62,7 +62,7 @@ def test_keys_come_from_the_environment_when_none_are_passed(s3, monkeypatch):
     assert blobs.get("one") == b"1"
 
 
-def test_wrong_keys_are_refused_at_once_and_not_shown(s3):
+def test_wrong_keys_are_rejected_immediately_and_not_shown(s3):
     blobs = opened(s3, secret_access_key="a-wrong-secret")
     for call in (
         lambda: blobs.get("one"),
@@ -75,14 +75,14 @@ def test_wrong_keys_are_refused_at_once_and_not_shown(s3):
         assert "a-wrong-secret" not in str(caught.value)
 
 
-def test_a_server_that_is_not_there_is_unreachable(s3):
+def test_a_missing_server_is_unreachable(s3):
     blobs = opened(s3, endpoint="http://127.0.0.1:1", deadline_seconds=0.5)
     with pytest.raises(Unreachable, match=s3.bucket) as caught:
         blobs.get("one")
     assert any("attempts" in note for note in caught.value.__notes__)
 
 
-def test_a_forked_child_is_refused_and_the_parent_goes_on(s3):
+def test_a_forked_child_is_rejected_and_the_parent_continues(s3):
     script = f"""
 import os, signal
 from treering.blobs.location import open_blobs

@@ -25,7 +25,7 @@ def make_packing(postgres_url, tmp_path):
 
 
 class TestPacks(ObjectTests, SweepTests, ErasureTests, CopyTests):
-    """What changes when objects lie in packs; `make soak` runs all of it."""
+    """The tests affected by storing objects in packs; `make soak` runs the whole suite."""
 
     skips = TestPostgres.skips
 
@@ -41,6 +41,6 @@ class TestPostgresWithPacks(TestPostgres):
         return make_packing
 
 
-@pytest.mark.timeout(600)  # a failure takes its time to shrink
+@pytest.mark.timeout(600)  # shrinking a failure takes long
 def test_random_histories(postgres_url):
     run_state_machine_as_test(engine_machine(lambda: open_postgres(postgres_url)))

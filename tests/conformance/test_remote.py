@@ -58,7 +58,7 @@ class TestRemote(EngineSuite):
 
 @pytest.mark.soak
 class TestRemotePostgres(EngineSuite):
-    """The same calls as above with another engine behind the server: a minute that `make soak` takes."""
+    """The same with another engine behind the server; it takes a minute and runs in `make soak`."""
 
     skips = frozenset({"test_a_snapshot_is_a_consistent_store"})
 
@@ -70,7 +70,7 @@ class TestRemotePostgres(EngineSuite):
 class TestRemoteMemory(EngineSuite):
     skips = frozenset(
         {
-            # Nothing survives the server.
+            # Nothing outlives the server.
             "test_acknowledged_commits_survive_reopening",
             "test_close_finishes_submitted_batches",
             "test_a_replay_after_reopening_is_a_replay",

@@ -34,6 +34,6 @@ class TestSqliteFast(TestSqlite):
     durability = "fast"
 
 
-@pytest.mark.timeout(600)  # a failure takes its time to shrink
+@pytest.mark.timeout(600)  # shrinking a failure takes long
 def test_random_histories(tmp_path):
     run_state_machine_as_test(engine_machine(lambda: _open(tmp_path / "store", "fast")))

@@ -1,4 +1,4 @@
-"""An address has one spelling, and what is none is refused."""
+"""An address has one spelling, and anything else is rejected."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,7 @@ def test_an_object_address_reads_back(name):
 
 
 @given(IDS, st.integers(0, 65_535), st.integers(0, 10**6))
-def test_a_slot_address_reads_back_whatever_the_batch_is_called(batch, part, index):
+def test_a_slot_address_reads_back_for_any_batch_id(batch, part, index):
     assert parse_address(slot_address(batch, part, index)) == SlotAddress(batch, part, index)
 
 
@@ -50,7 +50,7 @@ ALMOST = st.one_of(
 
 
 @given(ALMOST)
-def test_every_text_is_refused_or_the_one_spelling_of_a_place(text):
+def test_every_text_is_rejected_or_the_only_spelling_of_an_address(text):
     try:
         place = parse_address(text)
     except InvalidInput as error:
@@ -87,11 +87,11 @@ def test_every_text_is_refused_or_the_one_spelling_of_a_place(text):
         *["O:" + "a" * 64, "o:" + "A" * 64, "o:" + "a" * 63, "o:" + "a" * 65, "o:" + "a" * 64 + "\n"],
     ],
 )
-def test_what_is_no_address(text):
+def test_an_invalid_address_is_rejected(text):
     with pytest.raises(InvalidInput):
         parse_address(text)
 
 
-def test_an_object_name_is_the_hash_that_content_has():
+def test_the_name_of_an_object_is_the_hash_of_its_content():
     assert is_object_name(Content("bytes", b"").name)
     assert not is_object_name("sha256")

@@ -1,4 +1,4 @@
-"""A walk visits everything that can be reached, once, and nothing else."""
+"""A walk visits everything reachable once, and nothing else."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ GRAPHS = st.dictionaries(st.integers(0, 12), st.lists(st.integers(0, 12), max_si
 
 @given(GRAPHS, st.lists(st.integers(0, 12), max_size=4))
 def test_everything_reachable_is_visited_once(graph, roots):
-    seen, asked = set(), []
+    seen, expanded = set(), []
 
     def is_new(address):
         if address in seen:
@@ -21,7 +21,7 @@ def test_everything_reachable_is_visited_once(graph, roots):
         return True
 
     def links(address):
-        asked.append(address)
+        expanded.append(address)
         return graph.get(address, [])
 
     mark_reachable(roots, is_new=is_new, links=links)
@@ -32,7 +32,7 @@ def test_everything_reachable_is_visited_once(graph, roots):
                 expected.add(found)
                 frontier.append(found)
     assert seen == expected
-    assert sorted(asked) == sorted(expected)
+    assert sorted(expanded) == sorted(expected)
 
 
 def test_a_long_chain_needs_no_recursion():
@@ -47,14 +47,14 @@ def test_a_long_chain_needs_no_recursion():
     assert len(seen) == 100_001
 
 
-def test_an_event_points_at_its_body_and_its_links():
+def test_an_event_links_its_body_and_its_links():
     body, link = slot_address("b", 0, 0), object_address("a" * 64)
     event = Event(id="e", kind="k", ts_us=0, scope="s", body=body, links=(link, body))
     assert list(event_links(event)) == [body, link, body]
     assert list(event_links(Event(id="e", kind="k", ts_us=0, scope="s"))) == []
 
 
-def test_only_a_tree_points_at_other_content():
+def test_only_a_tree_links_other_content():
     files, folder = ["a" * 64, "b" * 64], "c" * 64
     tree = encode_tree(
         Tree(

@@ -1,4 +1,4 @@
-"""What cannot be stored is refused before any engine sees it, with what, where and what to do."""
+"""Invalid batches are rejected before any engine sees them, with what is wrong, where, and what to do."""
 
 import msgspec
 import pytest
@@ -68,8 +68,8 @@ def text(**fields):
 
 
 @given(st.sampled_from(WORDS), TEXTS)
-def test_the_words_of_an_event_follow_the_rule_of_ids(field, word):
-    """The quick look at all words together says the same as a look at each."""
+def test_the_text_fields_of_an_event_are_checked_like_ids(field, word):
+    """Checking all fields at once agrees with checking each."""
     candidate = batch(events=(event(**{field: word}),))
     try:
         check_id(word, field)
@@ -81,7 +81,7 @@ def test_the_words_of_an_event_follow_the_rule_of_ids(field, word):
 
 
 @given(st.dictionaries(st.sampled_from(WORDS), TEXTS))
-def test_one_bad_word_is_found_among_many(words):
+def test_one_invalid_field_is_found_among_many(words):
     bad = False
     for word in words.values():
         try:
@@ -111,7 +111,7 @@ def test_numbers_are_not_negative_and_have_53_bits(field, number):
 
 
 @given(NUMBERS)
-def test_a_cost_may_be_below_zero(number):
+def test_a_cost_may_be_negative(number):
     candidate = batch(events=(event(cost_nanos=number),))
     if abs(number) < 1 << 53:
         validate_batch(candidate)
@@ -169,12 +169,12 @@ def test_a_cost_may_be_below_zero(number):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_refused_and_why(candidate, message):
+def test_what_is_rejected_and_why(candidate, message):
     with pytest.raises(InvalidInput, match=message):
         validate_batch(candidate)
 
 
-def test_own_slots_must_be_brought():
+def test_linked_slots_of_the_batch_must_be_in_it():
     parts = (BatchPart(scope="a", slots=(Content("text", b"x"),)), BatchPart(scope="b", slots=()))
     validate_batch(batch(parts=parts, events=(event(body=slot_address("batch", 0, 0)),)))
     for part, index in ((0, 1), (1, 0), (2, 0)):
@@ -190,7 +190,7 @@ def test_own_slots_must_be_brought():
                 validate_batch(candidate)
 
 
-def test_what_is_unusual_but_fine():
+def test_unusual_but_valid_batches():
     foreign = (slot_address("other", 9, 9), object_address("a" * 64))
     validate_batch(batch())
     validate_batch(
@@ -203,7 +203,7 @@ def test_what_is_unusual_but_fine():
     validate_batch(batch(texts=(text(), text(name="m", namespace="", source=foreign[0]))))
 
 
-def test_nothing_of_a_refused_batch_is_changed():
+def test_a_rejected_batch_is_not_modified():
     candidate = batch(events=(event(id="\0"),))
     before = msgspec.msgpack.encode(candidate)
     with pytest.raises(InvalidInput):

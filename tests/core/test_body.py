@@ -1,4 +1,4 @@
-"""A body gives back its contents in order, or says that it is damaged."""
+"""A body returns its contents in order, or raises that it is damaged."""
 
 import pytest
 from hypothesis import given
@@ -12,12 +12,12 @@ CONTENTS = st.lists(st.builds(Content, st.sampled_from(KINDS), st.binary(max_siz
 
 
 @given(CONTENTS)
-def test_what_is_packed_unpacks(contents):
+def test_a_packed_body_unpacks(contents):
     assert unpack_body(pack_body(contents), "here") == contents
 
 
 @given(CONTENTS, st.data())
-def test_a_cut_or_longer_body_is_noticed(contents, draw):
+def test_a_truncated_or_extended_body_is_detected(contents, draw):
     packed = pack_body(contents)
     cut = packed[: draw.draw(st.integers(0, len(packed) - 1))]
     for damaged in (cut, packed + b"x"):
@@ -26,7 +26,7 @@ def test_a_cut_or_longer_body_is_noticed(contents, draw):
 
 
 @given(st.binary(max_size=60))
-def test_noise_is_a_body_only_if_it_packs_to_the_same_bytes(noise):
+def test_random_bytes_are_a_body_only_if_they_pack_to_the_same_bytes(noise):
     try:
         contents = unpack_body(noise, "here")
     except Corrupt:
@@ -34,13 +34,13 @@ def test_noise_is_a_body_only_if_it_packs_to_the_same_bytes(noise):
     assert pack_body(contents) == noise
 
 
-def test_an_unknown_kind_is_noticed():
+def test_an_unknown_kind_is_detected():
     packed = bytearray(pack_body([Content("text", b"x")]))
     packed[4] = len(KINDS)
     with pytest.raises(Corrupt, match="here"):
         unpack_body(bytes(packed), "here")
 
 
-def test_a_count_that_cannot_be_is_noticed_without_taking_memory():
+def test_an_impossible_count_is_detected_without_allocating_memory():
     with pytest.raises(Corrupt, match="here"):
         unpack_body(b"\xff\xff\xff\xff", "here")

@@ -1,4 +1,4 @@
-"""Cuts follow the content and are the same everywhere: they are part of the stored format."""
+"""Cut points depend on the content only; they are part of the stored format."""
 
 import mmap
 import random
@@ -25,7 +25,7 @@ def pieces(data):
 
 
 def kinds_of_data():
-    """Data of a few MiB: noise, few symbols, long repeats, zeros, in every mixture."""
+    """A few MiB of noise, few symbols, long repeats and zeros, in any mixture."""
     part = st.tuples(
         st.sampled_from(["noise", "few", "repeat", "zeros"]), st.integers(0, 2 * MIB), st.integers(0, 2**32)
     )
@@ -63,7 +63,7 @@ def make(kind, size, seed):
     ],
     ids=["noise", "zeros", "lines"],
 )
-def test_the_cuts_of_known_data_never_change(make_data, count, digest):
+def test_the_cut_points_of_known_data_never_change(make_data, count, digest):
     cuts = [span.stop for span in chunks(make_data())]
     assert len(cuts) == count
     assert sha256(repr(cuts).encode()).hexdigest() == digest
@@ -75,7 +75,7 @@ def test_the_cuts_of_known_data_never_change(make_data, count, digest):
 @example(b"x")
 @example(random_bytes(WHOLE_BYTES))
 @example(random_bytes(WHOLE_BYTES + 1))
-def test_chunks_cover_the_data_within_their_bounds(data):
+def test_chunks_cover_the_data_and_keep_their_size_limits(data):
     spans = list(chunks(data))
     assert [span.start for span in spans] == [0, *(span.stop for span in spans)][: len(spans)]
     assert b"".join(pieces(data)) == data
@@ -101,7 +101,7 @@ def test_the_python_cutter_cuts_where_the_compiled_one_does(data):
 
 @settings(max_examples=40)
 @given(kinds_of_data(), st.integers(0, 3), st.randoms(use_true_random=False))
-def test_a_stream_is_cut_like_the_whole_however_it_arrives(data, repeats, rng):
+def test_a_stream_is_cut_like_the_whole_however_it_is_split(data, repeats, rng):
     data += data * repeats
     at = 0
 
@@ -132,7 +132,7 @@ def test_a_stream_that_ends_at_a_buffer_boundary_is_cut_like_the_whole(size, ext
 
 
 class Hollow:
-    """A stream of data and holes."""
+    """A sparse stream: data and holes."""
 
     def __init__(self, layout):
         self.data = b"".join(
@@ -159,12 +159,12 @@ class Hollow:
 
 @settings(max_examples=25)
 @given(st.lists(st.integers(1, 7 * MIB), max_size=4))
-def test_holes_that_are_passed_over_are_cut_like_zeros(layout):
+def test_skipped_holes_are_cut_like_zeros(layout):
     stream = Hollow(layout)
     assert list(stream_chunks(stream.read, stream)) == pieces(stream.data)
 
 
-def test_of_a_long_hole_little_is_read_and_its_chunks_are_one():
+def test_a_long_hole_is_mostly_skipped_and_its_chunks_are_equal():
     stream = Hollow([50 * MIB, MIB, 50 * MIB])
     assert len({id(chunk) for chunk in list(stream_chunks(stream.read, stream))}) < 30
     assert stream.read_bytes < 12 * MIB
@@ -204,7 +204,7 @@ def test_a_shifted_tail_keeps_its_chunks(seed):
     assert after[-20:] == before[-20:]
 
 
-def test_the_average_is_about_what_the_format_says():
+def test_the_average_chunk_size_is_about_that_of_the_format():
     sizes = [len(piece) for piece in pieces(random_bytes(64 * MIB, 2))]
     assert 256 * KIB <= sum(sizes) / len(sizes) <= 384 * KIB
 

@@ -1,4 +1,4 @@
-"""A draft hands out addresses that hold once its batch is finished."""
+"""A draft returns addresses that are valid once its batch is committed."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ def content_in(batch, address):
 
 
 @given(PUTS)
-def test_every_address_leads_to_what_was_put(puts):
+def test_every_address_resolves_to_its_content(puts):
     draft = Draft("space")
     placed = []
     for size, scope, seed in puts:
@@ -75,5 +75,5 @@ def test_everything_is_in_the_batch_in_order():
     assert (batch.events, batch.fences, batch.texts) == ((event,), (Fence(lease="lease", token=7),), (text,))
 
 
-def test_drafts_have_ids_of_their_own():
+def test_each_draft_has_its_own_id():
     assert Draft("space").id != Draft("space").id

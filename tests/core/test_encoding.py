@@ -1,4 +1,4 @@
-"""What goes in comes out, equal values have equal bytes, and what has no safe encoding says where it is."""
+"""Values survive a round trip, equal values have equal bytes, and unsafe values are rejected by location."""
 
 import copy
 import enum
@@ -98,18 +98,18 @@ def test_a_value_comes_back_with_its_types(value):
 
 
 @given(st.lists(VALUES, max_size=5))
-def test_many_values_come_back_as_one_by_one(values):
+def test_decoding_many_values_equals_decoding_each(values):
     assert exact(decode_all([encode(value) for value in values])) == exact(values)
 
 
 @pytest.mark.parametrize("damaged", [b"[1,", b"[1]2", b'"\xff"', b'"\\ud800"', b'"\x01"'])
-def test_one_of_many_that_is_damaged_says_so(damaged):
+def test_one_damaged_value_among_many_is_detected(damaged):
     with pytest.raises(Corrupt, match="does not parse"):
         decode_all([encode([1]), Content("json", damaged)])
 
 
-def test_many_values_come_back_where_the_call_stack_is_nearly_full():
-    """The quick decoder calls itself for each level of a value; the other one does not."""
+def test_many_values_are_decoded_near_the_recursion_limit():
+    """The fast decoder recurses for each level of a value; the other one does not."""
     value = "deep"
     for _ in range(150):
         value = [value]
@@ -130,7 +130,7 @@ def test_many_values_come_back_where_the_call_stack_is_nearly_full():
         sys.setrecursionlimit(before)
 
 
-def test_what_is_not_plain_json_may_be_decoded_by_someone_else():
+def test_values_that_are_not_plain_json_may_be_decoded_by_a_callback():
     contents = [encode([1]), encode("text"), encode({"$user": 1}), encode("$ in a text"), encode({"a": "$5"})]
     seen = []
     found = decode_each(contents, others=lambda content: seen.append(content) or decode(content))
@@ -139,7 +139,7 @@ def test_what_is_not_plain_json_may_be_decoded_by_someone_else():
 
 
 @given(VALUES)
-def test_a_value_keeps_the_order_of_its_keys_when_asked(value):
+def test_a_value_keeps_the_order_of_its_keys_on_request(value):
     restored = decode(encode(value, keep_order=True))
     assert exact(restored) == exact(value)
     if type(value) is dict:
@@ -162,7 +162,7 @@ def shuffled(value, rng):
 
 
 @given(VALUES)
-def test_encoding_does_not_touch_the_value(value):
+def test_encoding_does_not_modify_the_value(value):
     before = copy.deepcopy(value)
     encode(value)
     assert exact(value) == exact(before)
@@ -176,7 +176,7 @@ def test_json_is_canonical_and_any_json_reader_reads_it(value):
         assert exact(json.loads(data)) == exact(value)
 
 
-def test_the_stored_forms_are_these():
+def test_the_stored_encodings_are_unchanged():
     # On disk in every store: a change here needs a way to read the old form.
     forms = {
         (1, 2): b'{"$tuple":[1,2]}',
@@ -263,7 +263,7 @@ class Label(str):
         ({1: {"a": object}}, "$[1].a: builtins.type"),
     ],
 )
-def test_a_value_without_a_safe_encoding_says_where_it_is_and_what_to_do(value, where):
+def test_the_error_about_a_value_without_a_safe_encoding_says_where_it_is_and_what_to_do(value, where):
     with pytest.raises(Unencodable) as raised:
         encode(value)
     assert str(raised.value).startswith("cannot store " + where.split(":")[0])
@@ -285,7 +285,7 @@ def test_values_may_nest_200_levels_and_no_more(wrap):
 
 
 @pytest.mark.parametrize("depth", [100, 101, 5_000, 100_000])
-def test_tagged_values_that_nest_too_deeply_are_refused(depth):
+def test_tagged_values_that_nest_too_deeply_are_rejected(depth):
     value = nested(depth, lambda inner: (inner,))
     if depth == 100:
         assert decode(encode(value)) == value
@@ -294,7 +294,7 @@ def test_tagged_values_that_nest_too_deeply_are_refused(depth):
             encode(value)
 
 
-def test_a_value_that_contains_itself_is_refused():
+def test_a_value_that_contains_itself_is_rejected():
     ring = [1]
     ring += [ring, ring]
     mapping = {"a": ring}
@@ -305,7 +305,7 @@ def test_a_value_that_contains_itself_is_refused():
         assert len(str(raised.value)) < 300
 
 
-def test_a_call_stack_that_is_nearly_full_gives_the_same_kind_of_error():
+def test_the_error_near_the_recursion_limit_is_of_the_same_class():
     def deep_in(frames):
         return encode(nested(150, lambda inner: [inner, ()])) if frames == 0 else deep_in(frames - 1)
 
@@ -345,7 +345,7 @@ def test_a_registered_type_comes_back_as_itself():
         (set, "bag", "already has an encoding"),
     ],
 )
-def test_a_codec_cannot_take_what_another_one_has(kind, tag, problem):
+def test_a_codec_cannot_take_the_type_or_tag_of_another(kind, tag, problem):
     with pytest.raises(InvalidInput, match=problem):
         Codecs().register(kind, tag, str, kind)
 
@@ -360,7 +360,7 @@ def test_an_unknown_tag_stays_visible_data():
     "data",
     [b"", b"{", b"nul", b"\xff", b'"\xff"', b"[1,]", b'"\\ud800"', b"NaN", b"[" * 100_000],
 )
-def test_json_that_does_not_parse_is_corrupt(data):
+def test_invalid_json_is_corrupt(data):
     with pytest.raises(Corrupt):
         decode_json(data)
 
@@ -381,13 +381,13 @@ def test_json_that_does_not_parse_is_corrupt(data):
         b'{"$str":1}',
     ],
 )
-def test_a_tag_with_a_value_that_it_cannot_have_is_corrupt(data):
+def test_a_tag_with_an_impossible_value_is_corrupt(data):
     with pytest.raises(Corrupt, match=r"stored \$"):
         decode_json(b"[" + data + b"]")
 
 
 @given(st.binary(max_size=60) | VALUES.map(lambda value: encode([value]).data))
-def test_reading_any_bytes_gives_a_value_or_corrupt(data):
+def test_decoding_any_bytes_returns_a_value_or_raises_corrupt(data):
     cut = data[: random.Random(data).randint(0, len(data))]
     for each in (data, cut):
         with suppress(Corrupt):
@@ -396,7 +396,7 @@ def test_reading_any_bytes_gives_a_value_or_corrupt(data):
             decode(Content("text", each))
 
 
-def test_hostile_depth_is_read_without_recursion():
+def test_extreme_nesting_is_decoded_without_recursion():
     data = b'{"$gone":' * 1000 + b"1" + b"}" * 1000
     value = decode_json(data)
     for _ in range(1000):

@@ -1,4 +1,4 @@
-"""Failpoints do nothing until they are armed, and exactly what they were told from then on."""
+"""Failpoints do nothing until they are armed, and then exactly the given action."""
 
 import errno
 import os
@@ -37,7 +37,7 @@ def test_an_armed_point_raises_and_others_do_not():
     failpoints.hit(POINT)
 
 
-def test_an_error_of_the_system_can_be_injected():
+def test_an_os_error_can_be_injected():
     with armed(POINT, "raise:ENOSPC"), pytest.raises(OSError, match=r"test\.point") as caught:
         failpoints.hit(POINT)
     assert caught.value.errno == errno.ENOSPC
@@ -70,7 +70,7 @@ def test_a_point_can_wait_or_just_count(monkeypatch):
     assert (hits(POINT), hits(OTHER), hits("never armed")) == (2, 1, 0)
 
 
-def test_a_misspelt_name_fails():
+def test_an_unknown_name_is_rejected():
     with pytest.raises(InvalidInput, match=r"test\.piont"):
         arm("test.piont", "raise")
     arm(POINT, "raise")
@@ -81,12 +81,12 @@ def test_a_misspelt_name_fails():
 @pytest.mark.parametrize(
     "action", ["", "explode", "raise:ENOSUCH", "sleep", "sleep:x", "kill:x", "raise:1:2", "count:"]
 )
-def test_an_action_that_is_none_is_refused(action):
+def test_an_invalid_action_is_rejected(action):
     with pytest.raises(InvalidInput, match="invalid action"):
         arm(POINT, action)
 
 
-def test_names_have_one_meaning():
+def test_a_name_has_one_description():
     assert declared()["test.point"] == "a place in the tests"
     assert failpoints.declare("test.point", "a place in the tests") == "test.point"
     with pytest.raises(InvalidInput, match="already declared"):
@@ -115,6 +115,6 @@ def test_a_child_process_is_armed_by_its_environment(action, code, printed):
     assert len(child.stdout.split()) == printed
 
 
-def test_a_malformed_environment_is_refused():
+def test_a_malformed_environment_is_rejected():
     with pytest.raises(InvalidInput, match="name=action"):
         failpoints.arm_from("test.point")

@@ -1,4 +1,4 @@
-"""Frames give back what was put in, or say that they are damaged; nothing in between."""
+"""A frame returns exactly what was put in, or raises that it is damaged."""
 
 import threading
 from zlib import crc32
@@ -18,20 +18,20 @@ DATA = st.one_of(
 
 
 @given(DATA, st.integers(0, 5000))
-def test_what_is_sealed_unseals(data, compress_from):
+def test_a_sealed_frame_unseals(data, compress_from):
     assert unseal(seal(data, compress_from=compress_from), "here") == data
     assert unseal(seal(memoryview(data), compress_from=compress_from), "here") == data
 
 
 @given(DATA, st.integers(0, 12_000), st.integers(0, 5000))
-def test_the_beginning_is_enough_for_those_who_want_no_more(data, upto, compress_from):
+def test_a_frame_can_be_read_partially(data, upto, compress_from):
     sealed = seal(data, compress_from=compress_from)
     assert unseal(sealed, "here", upto=upto)[:upto] == data[:upto]
     assert unseal(memoryview(sealed), "here", upto=upto)[:upto] == data[:upto]
 
 
 @given(DATA, st.data())
-def test_a_flipped_bit_anywhere_is_noticed(data, draw):
+def test_any_flipped_bit_is_detected(data, draw):
     sealed = bytearray(seal(data, compress_from=64))
     position = draw.draw(st.integers(0, len(sealed) * 8 - 1))
     sealed[position // 8] ^= 1 << position % 8
@@ -47,13 +47,13 @@ MANY = st.lists(st.tuples(DATA, st.integers(0, 500)), max_size=8)
 
 
 @given(MANY)
-def test_many_unseal_as_one_by_one(many):
+def test_unsealing_many_equals_unsealing_each(many):
     frames = [seal(data, compress_from=compress_from) for data, compress_from in many]
     assert unseal_all(*cut(frames), "here") == [data for data, _ in many]
 
 
 @given(MANY.filter(bool), st.data())
-def test_a_flipped_bit_in_any_of_many_is_noticed(many, draw):
+def test_a_flipped_bit_in_any_of_many_is_detected(many, draw):
     frames = [bytearray(seal(data, compress_from=compress_from)) for data, compress_from in many]
     sealed = frames[draw.draw(st.integers(0, len(frames) - 1))]
     position = draw.draw(st.integers(0, len(sealed) * 8 - 1))
@@ -63,7 +63,7 @@ def test_a_flipped_bit_in_any_of_many_is_noticed(many, draw):
 
 
 @given(MANY.filter(bool), st.data())
-def test_one_of_many_that_was_cut_is_noticed(many, draw):
+def test_a_truncated_frame_among_many_is_detected(many, draw):
     frames = [seal(data, compress_from=compress_from) for data, compress_from in many]
     index = draw.draw(st.integers(0, len(frames) - 1))
     frames[index] = frames[index][: draw.draw(st.integers(0, len(frames[index]) - 1))]
@@ -72,7 +72,7 @@ def test_one_of_many_that_was_cut_is_noticed(many, draw):
 
 
 @given(DATA, DATA)
-def test_headers_of_many_that_changed_places_are_noticed(one, other):
+def test_swapped_headers_are_detected(one, other):
     headers, payloads = cut([seal(one), seal(other)])
     if headers[0] != headers[1]:
         with pytest.raises(Corrupt, match="here"):
@@ -80,14 +80,14 @@ def test_headers_of_many_that_changed_places_are_noticed(one, other):
 
 
 @given(DATA)
-def test_the_checksum_of_named_data_is_not_looked_at(data):
+def test_the_checksum_of_named_data_is_not_checked(data):
     sealed = bytearray(seal(data, compress_from=64))
     sealed[HEADER_SIZE - 1] ^= 1
     assert unseal(bytes(sealed), "here", has_name=True) == data
 
 
 @given(DATA, st.integers(0, 7) | st.integers(16, 31))
-def test_a_damaged_head_is_not_taken_for_one_of_the_future(data, position):
+def test_a_damaged_header_is_not_mistaken_for_a_newer_version(data, position):
     sealed = bytearray(seal(data, compress_from=64))
     sealed[position // 8] ^= 1 << position % 8
     with pytest.raises(Corrupt, match="here: checksum"):
@@ -95,14 +95,14 @@ def test_a_damaged_head_is_not_taken_for_one_of_the_future(data, position):
 
 
 @given(DATA, st.data())
-def test_a_cut_frame_is_noticed(data, draw):
+def test_a_truncated_frame_is_detected(data, draw):
     sealed = seal(data, compress_from=64)
     with pytest.raises(Corrupt, match="here"):
         unseal(sealed[: draw.draw(st.integers(0, len(sealed) - 1))], "here")
 
 
 @given(st.binary(max_size=64))
-def test_noise_is_no_frame(noise):
+def test_random_bytes_are_no_frame(noise):
     with pytest.raises(Corrupt):
         unseal(noise, "here")
 
@@ -114,7 +114,7 @@ def test_compression_is_used_where_it_pays():
     assert len(seal(noise, compress_from=0)) == HEADER_SIZE + len(noise)
 
 
-def test_a_frame_that_would_unfold_too_far_is_refused():
+def test_a_frame_that_decompresses_beyond_the_limit_is_rejected():
     sealed = seal(bytes(100_000))
     assert len(unseal(sealed, "here", limit=100_000)) == 100_000
     with pytest.raises(Corrupt, match="limit is 99999"):
@@ -132,15 +132,15 @@ def test_a_frame_that_would_unfold_too_far_is_refused():
     ],
     ids=["a second frame", "a tail", "cut", "nothing", "something else"],
 )
-def test_a_payload_that_is_not_one_whole_compressed_frame_is_refused(payload):
-    """Although its checksum is right: such a frame was not written by treering."""
+def test_a_payload_that_is_not_one_complete_zstd_frame_is_rejected(payload):
+    """Even if its checksum is correct: such a frame was not written by treering."""
     forged = frame._ZSTD_HEAD + frame._CRC.pack(crc32(payload, frame._ZSTD_HEAD_CRC)) + payload
     with pytest.raises(Corrupt, match="here"):
         unseal(forged, "here", limit=1000)
 
 
 @pytest.mark.parametrize("head", [(2, 0, 0), (1, 7, 0), (1, 0, 3)], ids=["version", "codec", "key"])
-def test_a_frame_of_the_future_says_to_upgrade(head):
+def test_the_error_about_a_newer_frame_says_to_upgrade(head):
     packed = frame._HEAD.pack(*head)
     forged = packed + frame._CRC.pack(crc32(b"data", crc32(packed))) + b"data"
     with pytest.raises(Corrupt, match="upgrade"):

@@ -1,4 +1,4 @@
-"""A range of a forked list is found where its items are, and a fork starts where its past is owned."""
+"""A range of a forked list is located in the lists that own its items."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from treering.core.records import ListInfo
 
 @st.composite
 def lineages(draw):
-    """A chain of lists, the newest first, each branching off anywhere in its parent; and who owns what."""
+    """A chain of lists, newest first, each forked anywhere from its parent, and the owner of each item."""
     infos, owners = [], []
     for depth in range(draw(st.integers(1, 6))):
         start = draw(st.integers(0, len(owners)))
@@ -38,7 +38,7 @@ def test_a_range_is_located_item_by_item(lineage, start, stop):
     assert all(run.start < run.stop for run in runs)
 
 
-def test_a_list_that_is_not_there_has_no_range():
+def test_a_missing_list_has_no_range():
     assert locate([], 0, 10) == []
 
 

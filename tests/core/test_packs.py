@@ -1,4 +1,4 @@
-"""A pack explains itself, and never gives out a byte that was not put in."""
+"""A pack contains its index, and never returns a byte that was not put in."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def unpacked(data: bytes) -> dict[str, Content]:
 
 
 @given(batches)
-def test_everything_comes_out_as_it_went_in(some):
+def test_a_pack_returns_its_objects_unchanged(some):
     pack = pack_of(*some)
     assert unpacked(pack.data) == {content.name: content for content in some}
     assert pack.name == sha256(pack.data).hexdigest()
 
 
 @given(batches)
-def test_the_index_in_the_file_equals_the_entries_that_the_writer_gave(some):
+def test_the_index_in_the_file_equals_the_entries_of_the_writer(some):
     pack = pack_of(*some)
     assert read_pack(pack.data, pack=WHERE) == pack.entries
     start, stop = packs.index_span(pack.data[-packs.TRAILER_SIZE :], size=pack.size, pack=WHERE)
@@ -78,7 +78,7 @@ def test_one_object_is_read_from_its_frame_alone(some, data):
 
 
 @given(st.lists(contents, min_size=1, max_size=20, unique_by=lambda content: content.name), st.data())
-def test_a_flipped_bit_anywhere_is_found(some, data):
+def test_any_flipped_bit_is_found(some, data):
     pack = pack_of(*some)
     at = data.draw(st.integers(0, pack.size * 8 - 1))
     broken = bytearray(pack.data)
@@ -88,7 +88,7 @@ def test_a_flipped_bit_anywhere_is_found(some, data):
 
 
 @given(st.lists(contents, min_size=1, max_size=20), st.data())
-def test_a_pack_that_was_cut_is_found(some, data):
+def test_a_truncated_pack_is_found(some, data):
     pack = pack_of(*some)
     length = data.draw(st.integers(0, pack.size - 1))
     with pytest.raises(Corrupt):
@@ -98,7 +98,7 @@ def test_a_pack_that_was_cut_is_found(some, data):
 
 
 @given(batches, st.data())
-def test_a_trimmed_pack_holds_what_was_kept_and_no_trace_of_the_rest(some, data):
+def test_a_trimmed_pack_contains_kept_objects_and_no_trace_of_the_rest(some, data):
     pack = pack_of(*some)
     keep = data.draw(st.sets(st.sampled_from([content.name for content in some]))) if some else set()
     rest = filter_pack(pack.data, keep, pack=WHERE, salt=bytes(16))
@@ -116,7 +116,7 @@ def test_a_dropped_secret_is_in_no_byte_of_the_trimmed_pack():
     assert bytes.fromhex(secret.name) not in rest.data
 
 
-def test_frames_that_stay_whole_are_taken_over_as_they_are():
+def test_frames_that_are_kept_whole_are_copied_unchanged():
     some = [Content("bytes", b"%06d" % number * 5000) for number in range(20)]
     pack = pack_of(*some)
     rest = filter_pack(pack.data, {content.name for content in some[1:]}, pack=WHERE, salt=SALT)
@@ -144,14 +144,14 @@ def test_objects_in_one_frame_compress_better_than_alone():
     assert sum(length for _, length in frames) < alone / 2
 
 
-def test_frames_lie_back_to_back():
+def test_frames_are_contiguous():
     entries = pack_of(*(Content("bytes", b"%d" % number * 9000) for number in range(60))).entries
     spans = list(group_by_frame(entries))
     assert spans[0][0] == len(HEAD)
     assert all(here + length == there for (here, length), (there, _) in pairwise(spans))
 
 
-def test_equal_objects_in_two_packs_make_two_names():
+def test_equal_objects_in_two_packs_give_two_pack_names():
     content = Content("json", b"{}")
     assert pack_of(content).name != pack_of(content, salt=bytes(16)).name
 
@@ -165,7 +165,7 @@ def test_compressing_in_threads_changes_nothing():
         assert writer.finish() == pack_of(*some)
 
 
-def test_a_writer_is_full_by_bytes_or_by_number(monkeypatch):
+def test_a_writer_is_full_by_bytes_or_by_count(monkeypatch):
     writer = PackWriter(salt=SALT, limit=1000)
     assert writer.empty
     writer.add(Content("bytes", b"x" * 900))
@@ -189,7 +189,7 @@ def test_the_error_names_object_and_pack():
         read_entry(other, entry, pack="packs/ab")
 
 
-def test_an_object_too_large_for_a_frame_is_refused(monkeypatch):
+def test_an_object_too_large_for_a_frame_is_rejected(monkeypatch):
     monkeypatch.setattr(packs, "MAX_PAYLOAD", GROUP_SIZE)
     with pytest.raises(InvalidInput, match="chunks"):
         PackWriter(salt=SALT).add(Content("bytes", bytes(GROUP_SIZE + 1)))

@@ -1,4 +1,4 @@
-"""Reading page by page: everything once, in order, and no question more than it takes."""
+"""Reading page by page: everything once, in order, with as few calls as possible."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ def engine():
 
 
 class Counting:
-    """An engine that counts what it is asked."""
+    """An engine that counts its calls."""
 
     def __init__(self, engine):
         self._engine = engine
-        self.asked = 0
+        self.calls = 0
 
     def __getattr__(self, name):
-        self.asked += 1
+        self.calls += 1
         return getattr(self._engine, name)
 
 
-@pytest.mark.parametrize("limit, asked", [(1, 6), (2, 3), (4, 2), (5, 2), (6, 1)])
-def test_everything_comes_once_and_a_page_that_is_not_full_is_the_last(engine, limit, asked):
+@pytest.mark.parametrize("limit, calls", [(1, 6), (2, 3), (4, 2), (5, 2), (6, 1)])
+def test_everything_is_read_once_and_a_partial_page_is_the_last(engine, limit, calls):
     for each, read in (
         (each_ref, lambda ref: ref.name.removeprefix("note/")),
         (each_scope, lambda scope: scope.removeprefix("/note/")),
     ):
-        engine.asked = 0
+        engine.calls = 0
         prefix = "note/" if each is each_ref else "/note/"
         found = [read(one) for one in each(engine, "default", prefix, limit=limit)]
         assert found == ["0", "1", "2", "3", "4"]
-        assert engine.asked == asked
+        assert engine.calls == calls
     assert [len(page) for page in ref_pages(engine, "default", "note/", limit=limit)] == pages_of(5, limit)
     found = each_record(engine, "default", EventQuery(), limit=limit)
     assert [record.event.id for record in found] == ["e0", "e1", "e2", "e3", "e4"]
@@ -57,12 +57,12 @@ def pages_of(count, limit):
 
 def test_nothing_is_read_ahead(engine):
     found = each_record(engine, "default", EventQuery(newest_first=True), limit=2)
-    assert engine.asked == 0
+    assert engine.calls == 0
     assert [next(found).event.id for _ in range(2)] == ["e4", "e3"]
-    assert engine.asked == 1
+    assert engine.calls == 1
 
 
-def test_it_begins_behind_a_cursor(engine):
+def test_reading_starts_after_a_cursor(engine):
     found = each_record(engine, "default", EventQuery(), after="3")
     assert [record.event.id for record in found] == ["e3", "e4"]
 

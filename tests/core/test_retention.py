@@ -1,4 +1,4 @@
-"""Each rule keeps what it names, more generous rules keep more, and the newest and the pinned always stay."""
+"""Each rule keeps its entries, looser rules keep more, and the newest and pinned entries are always kept."""
 
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -65,7 +65,7 @@ def test_every_entry_is_either_kept_with_a_reason_or_dropped(entries, keep):
 
 
 @given(ENTRIES, SIZED_KEEPS)
-def test_the_newest_the_pinned_and_the_tagged_are_never_dropped(entries, keep):
+def test_newest_pinned_and_tagged_entries_are_never_dropped(entries, keep):
     dropped = select(entries, keep, now_us=NOW_US).dropped
     assert not any(each.pinned or each.tags & set(keep.tagged) for each in dropped)
     if entries:
@@ -79,13 +79,13 @@ def test_the_decision_does_not_depend_on_the_order_of_the_entries(entries, keep,
 
 
 @given(ENTRIES, SIZED_KEEPS)
-def test_deciding_again_about_what_was_kept_drops_nothing(entries, keep):
+def test_applying_a_policy_twice_drops_nothing_more(entries, keep):
     kept = [kept.entry for kept in select(entries, keep, now_us=NOW_US).kept]
     assert select(kept, keep, now_us=NOW_US).dropped == ()
 
 
 @given(ENTRIES, KEEPS.filter(lambda keep: keep != Keep()), KEEPS)
-def test_a_more_generous_policy_keeps_all_that_a_stricter_one_keeps(entries, strict, extra):
+def test_a_looser_policy_keeps_everything_that_a_stricter_one_keeps(entries, strict, extra):
     def more(name):
         return (getattr(strict, name) or 0) + (getattr(extra, name) or 0) or None
 
@@ -110,15 +110,15 @@ def test_an_empty_policy_keeps_everything(entries):
     assert select(entries, Keep(), now_us=NOW_US).dropped == ()
 
 
-def test_nothing_to_decide_is_fine():
+def test_no_entries_are_fine():
     assert select([], Keep(last=1, max_bytes=1), now_us=NOW_US) == RetentionDecision(kept=(), dropped=())
 
 
-def test_last_keeps_the_newest_so_many():
+def test_last_keeps_that_many_of_the_newest():
     assert kept_ids([entry(str(day), day) for day in range(1, 10)], Keep(last=3)) == ["9", "8", "7"]
 
 
-def test_of_equal_times_the_greater_id_is_the_newer():
+def test_of_equal_times_the_greater_id_is_newer():
     assert kept_ids([entry("a", 1), entry("c", 1), entry("b", 1)], Keep(last=2)) == ["c", "b"]
 
 
@@ -156,7 +156,7 @@ def test_monthly_keeps_the_newest_of_each_month():
     assert kept_ids(entries, Keep(monthly=2)) == ["11-28", "2-28"]
 
 
-def test_within_is_an_age_counted_from_now():
+def test_within_is_an_age_relative_to_now():
     entries = [RetentionEntry(id=str(days), ts_us=NOW_US - days * DAY_US) for days in range(1, 6)]
     assert kept_ids(entries, Keep(within="3d")) == ["1", "2", "3"]
     assert kept_ids(entries, Keep(within=timedelta(days=3))) == ["1", "2", "3"]
@@ -187,7 +187,7 @@ def test_max_bytes_drops_the_oldest_first_and_spares_the_protected():
 
 @pytest.mark.parametrize("name", ["last", "hourly", "daily", "weekly", "monthly", "max_bytes"])
 @pytest.mark.parametrize("number", [0, -1, 1.5, True, "3"])
-def test_a_number_below_one_is_refused(name, number):
+def test_a_number_below_one_is_rejected(name, number):
     with pytest.raises(InvalidInput, match=f"keep {name}="):
         Keep(**{name: number})
 
@@ -195,13 +195,13 @@ def test_a_number_below_one_is_refused(name, number):
 @pytest.mark.parametrize(
     "age", ["", "30", "d", "30x", "0d", "-3d", "3 d", "1d ", "٣d", timedelta(0), timedelta(days=-1), 5, True]
 )
-def test_a_bad_age_is_refused(age):
+def test_an_invalid_age_is_rejected(age):
     with pytest.raises(InvalidInput, match="keep within="):
         Keep(within=age)
 
 
 @pytest.mark.parametrize("tags", ["release", ["release"], ("",), (1,)])
-def test_tags_that_are_not_a_tuple_of_texts_are_refused(tags):
+def test_tags_that_are_not_a_tuple_of_strings_are_rejected(tags):
     with pytest.raises(InvalidInput, match="keep tagged="):
         Keep(tagged=tags)
 
@@ -245,7 +245,7 @@ def test_a_policy_can_be_written_as_text():
         "last=٣",
     ],
 )
-def test_text_that_is_no_policy_is_refused(text):
+def test_text_that_is_no_policy_is_rejected(text):
     with pytest.raises(InvalidInput, match=r"^keep "):
         Keep.parse(text)
 
@@ -253,6 +253,6 @@ def test_text_that_is_no_policy_is_refused(text):
 @given(st.text(max_size=30) | st.text(alphabet="last=dilywthn,0123456789 ", max_size=30))
 @example("last=" + "9" * 5000)
 @example("within=" + "9" * 5000 + "d")
-def test_any_text_is_a_policy_or_refused(text):
+def test_any_text_is_a_policy_or_rejected(text):
     with suppress(InvalidInput):
         Keep.parse(text)

@@ -1,4 +1,4 @@
-"""Whatever a policy keeps of a graph can be read: nothing that it is made of is dropped."""
+"""Kept steps of a graph can be read: nothing that they depend on is dropped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ some = st.frozensets(st.sampled_from(CHANNELS))
 
 @st.composite
 def histories(draw):
-    """Steps that grow out of earlier ones, some as copies, each holding some channels and open in others."""
+    """Steps with earlier steps as parents; each stores some channels and refers to its parent for others."""
     steps = {}
     for number in range(draw(st.integers(1, 12))):
         parent = f"{draw(st.integers(0, number - 1))}" if number and draw(st.booleans()) else None
@@ -40,14 +40,14 @@ def is_readable(name, steps, stored):
 
 
 @given(steps=histories(), chosen=st.sets(st.integers(0, 11).map(str)))
-def test_whatever_stays_can_be_read(steps, chosen):
+def test_kept_steps_can_be_read(steps, chosen):
     kept = chosen & steps.keys()
     needed = delta_dependencies(kept, steps)
     assert needed.isdisjoint(kept)
     assert all(is_readable(each, steps, kept | needed) for each in kept | needed)
 
 
-def test_a_step_that_holds_everything_needs_nobody():
+def test_a_step_that_stores_everything_depends_on_no_other():
     steps = {
         "0": DeltaStep(None, None, frozenset("a"), frozenset()),
         "1": DeltaStep("0", None, frozenset(), frozenset("a")),
@@ -58,7 +58,7 @@ def test_a_step_that_holds_everything_needs_nobody():
     assert delta_dependencies({"3"}, steps) == {"1", "2"}
 
 
-def test_a_row_says_which_channels_are_open():
+def test_a_row_names_its_open_channels():
     graph = {"id": "x", "v": 4, "ts": "now", "versions": {"a": 1, "b": 1, "c": 1, "d": 1}, "seen": {}}
     graph |= {"values": {"b": 1}, "shadows": ["c"]}
     counted = {"a": [1, 1], "b": [1, 1], "c": [1, 1], "not yet": [0, 0]}

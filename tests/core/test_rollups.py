@@ -1,4 +1,4 @@
-"""Totals are sums: whatever way events are cut and grouped, nothing is lost and nothing counts twice."""
+"""Totals are sums: however events are split and grouped, nothing is lost or counted twice."""
 
 import msgspec
 from hypothesis import given
@@ -49,7 +49,7 @@ def numbers(total):
 
 
 def counted(events):
-    """Those that say what an agent did."""
+    """Events about what an agent did."""
     return [
         event
         for event in events
@@ -101,7 +101,7 @@ def test_an_event_counts_for_its_day_its_run_and_its_thread(events):
         assert sum(measures[0] for cell, measures in cells.items() if cell.grain == grain) == len(expected)
 
 
-def test_bookkeeping_counts_nowhere():
+def test_bookkeeping_events_are_not_counted():
     assert deltas([Event(id="e", kind="checkpoint", ts_us=0, scope="s", thread="t", status="error")]) == {}
 
 
@@ -113,7 +113,7 @@ def test_merging_is_adding(one, other):
 
 
 @given(EVENTS)
-def test_usage_without_a_cost_is_shown_and_not_taken_for_free(events):
+def test_usage_without_a_cost_is_counted_as_unpriced(events):
     unpriced = [event for event in events if event.usage is not None and event.cost_nanos is None]
     for total in summarise(deltas(events), SumQuery(grain="day")):
         assert total.unpriced_events == len(unpriced)
@@ -121,7 +121,7 @@ def test_usage_without_a_cost_is_shown_and_not_taken_for_free(events):
 
 
 @given(EVENTS, st.sampled_from(["a", "", "nobody"]), st.integers(0, 3), st.integers(0, 3))
-def test_filters_keep_what_they_name(events, agent, since_day, until_day):
+def test_filters_keep_matching_events(events, agent, since_day, until_day):
     query = SumQuery(grain="day", agent=agent, since_day=since_day, until_day=until_day)
     kept = [
         event
@@ -142,7 +142,7 @@ def test_the_top_groups_are_the_most_expensive_ones(events, top):
     assert all(each in everything for each in best)
 
 
-def test_counting_does_not_change_what_was_counted():
+def test_counting_does_not_modify_the_events():
     event = Event(id="e", kind="k", ts_us=0, scope="s", run="r", thread="t", cost_nanos=5)
     cells = deltas([event, event])
     assert {cell.grain for cell in cells} == {"day", "run", "thread"}

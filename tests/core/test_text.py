@@ -1,4 +1,4 @@
-"""Content gives its words, and a question gives the terms that are worth looking for."""
+"""Words of contents, and the terms of a query that are worth searching for."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,19 +25,19 @@ def strings_in(value):
 
 
 @given(JSON)
-def test_json_gives_all_its_strings(value):
+def test_the_text_of_json_is_all_its_strings(value):
     assert sorted(text_of(Content("json", encode_json(value))).split("\n")) == sorted(
         "\n".join(strings_in(value)).split("\n")
     )
 
 
 @given(st.text(max_size=50))
-def test_text_gives_itself(text):
+def test_the_text_of_text_is_itself(text):
     assert text_of(encode(text)) == text
 
 
 @given(st.sampled_from(KINDS), st.binary(max_size=30))
-def test_no_content_is_too_odd_to_be_looked_at(kind, data):
+def test_any_content_can_be_read_for_words(kind, data):
     assert isinstance(text_of(Content(kind, data)), str)
 
 
@@ -46,7 +46,7 @@ def test_bytes_and_trees_have_no_words():
 
 
 @given(st.text(max_size=100))
-def test_terms_are_lower_case_words_of_the_question_each_once(text):
+def test_terms_are_unique_lower_case_words_of_the_query(text):
     terms = query_terms(text)
     assert len(terms) == len(set(terms))
     assert all(term == term.lower() for term in terms)
@@ -55,13 +55,13 @@ def test_terms_are_lower_case_words_of_the_question_each_once(text):
 
 
 @given(st.lists(st.sampled_from([*sorted(STOP_WORDS), "oak", "elm"]), max_size=8))
-def test_common_words_are_looked_for_only_when_there_are_no_others(words):
+def test_common_words_are_searched_only_if_there_are_no_others(words):
     terms = query_terms(" ".join(words))
     telling = {"oak", "elm"} & set(words)
     assert set(terms) == (telling or set(words))
 
 
-def test_a_question_may_be_very_long():
+def test_a_query_may_be_very_long():
     assert len(query_terms(" ".join(f"word{number}" for number in range(1000)))) == 64
 
 

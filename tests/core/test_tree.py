@@ -1,4 +1,4 @@
-"""A folder has one stored form; what is not that form is refused and named."""
+"""A folder has one stored form; anything else is rejected with a reason."""
 
 import random
 from hashlib import sha256
@@ -64,7 +64,7 @@ def stored(*entries, version=1):
 
 @given(ENTRY_LISTS)
 @example([file("[...slug]"), file("C:"), file("back\\slash"), file("\udcff\udcfe"), file("x" * 255)])
-def test_a_folder_comes_back_as_it_was(entries):
+def test_a_folder_survives_a_round_trip(entries):
     tree = Tree(entries=tuple(entries))
     restored = decode_tree(encode_tree(tree))
     assert set(restored.entries) == set(entries)
@@ -72,7 +72,7 @@ def test_a_folder_comes_back_as_it_was(entries):
 
 
 @given(ENTRY_LISTS, st.randoms(use_true_random=False))
-def test_equal_folders_have_equal_names_in_whatever_order_they_were_read(entries, rng):
+def test_equal_folders_have_equal_names_in_any_order_of_reading(entries, rng):
     mixed = rng.sample(entries, len(entries))
     assert encode_tree(Tree(entries=tuple(mixed))).name == encode_tree(Tree(entries=tuple(entries))).name
 
@@ -83,7 +83,7 @@ def test_different_folders_have_different_names(one, other):
     assert (encode_tree(Tree(entries=tuple(one))) == encode_tree(Tree(entries=tuple(other)))) == same
 
 
-def test_the_stored_form_is_this():
+def test_the_stored_form_is_unchanged():
     # On disk in every store: a change here needs a new format version.
     tree = Tree(
         entries=(
@@ -117,7 +117,7 @@ BAD_NAMES = ["", ".", "..", "a/b", "/", "../x", "a\0", "x" * 256, "é" * 128]
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 @pytest.mark.parametrize("make", [file, lambda name: LinkEntry(name=name, target="x")], ids=["file", "link"])
-def test_a_name_that_no_file_can_have_is_not_stored(make, name):
+def test_an_impossible_file_name_is_not_stored(make, name):
     with pytest.raises(InvalidInput, match="has a name"):
         encode_tree(Tree(entries=(make(name),)))
 
@@ -126,7 +126,7 @@ def test_a_name_that_no_file_can_have_is_not_stored(make, name):
 @pytest.mark.parametrize(
     "rest", [(0, 0o644, 1, RAW), (1, 0o755, RAW), (2, b"x")], ids=["file", "folder", "link"]
 )
-def test_a_name_that_no_file_can_have_is_not_read(name, rest):
+def test_an_impossible_file_name_is_not_read(name, rest):
     with pytest.raises(Corrupt, match=r"entry '.* has a name"):
         decode_tree(stored((rest[0], name.encode(), *rest[1:])))
 
@@ -149,12 +149,12 @@ def test_a_name_that_no_file_can_have_is_not_read(name, rest):
         (LinkEntry(name="a", target="\ud800"), "surrogate"),
     ],
 )
-def test_an_entry_that_makes_no_sense_is_not_stored(entry, problem):
+def test_an_invalid_entry_is_not_stored(entry, problem):
     with pytest.raises(InvalidInput, match=problem):
         encode_tree(Tree(entries=(entry,)))
 
 
-def test_a_name_is_there_once():
+def test_names_in_a_folder_are_unique():
     with pytest.raises(InvalidInput, match="'a' occurs twice"):
         encode_tree(Tree(entries=(file("a"), LinkEntry(name="a", target="b"))))
 
@@ -198,13 +198,13 @@ def test_what_encode_tree_never_writes_is_corrupt(content, problem):
         links_of(content)
 
 
-def test_a_tree_of_a_newer_format_asks_for_an_upgrade():
+def test_the_error_about_a_newer_tree_asks_for_an_upgrade():
     with pytest.raises(NewerStore, match="format 2"):
         decode_tree(Content("tree", msgspec.msgpack.encode([2, {"anything": 1}])))
 
 
 @given(st.binary(max_size=100) | st.tuples(ENTRY_LISTS, st.integers()).map(lambda drawn: damaged(*drawn)))
-def test_bytes_that_are_read_are_exactly_the_stored_form(data):
+def test_only_the_stored_form_can_be_read(data):
     try:
         tree = decode_tree(Content("tree", data))
     except TreeringError:

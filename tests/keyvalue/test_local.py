@@ -1,4 +1,4 @@
-"""A folder of values: what is on disk, what damage does, and what survives kill -9."""
+"""A folder of values: files on disk, damage, and kill -9."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def test_ordinary_keys_are_their_own_file_names(store):
     assert [path.name for path in files(store)] == [f"{file_name(ODD)}.value", "thread-1.value"]
 
 
-def test_odd_keys_are_listed_back_by_a_process_that_never_saw_them(store):
+def test_unusual_keys_are_listed_by_another_process(store):
     store.set(ODD, 1)
     store.set(ORDINARY, 2)
     assert FolderStore(store._root).list() == [ODD, ORDINARY]
     assert FolderStore(store._root).list("alice/") == [ODD]
 
 
-def test_reading_makes_no_folder(store):
+def test_reading_creates_no_folder(store):
     assert store.get("one") is None
     assert store.list() == []
     store.delete("one")
@@ -64,7 +64,7 @@ def test_compression_is_a_choice_of_the_writer_alone(store):
 
 @pytest.mark.parametrize("key", [ORDINARY, ODD])
 @pytest.mark.parametrize("compress", [False, True])
-def test_damage_anywhere_is_found_and_named(tmp_path, key, compress):
+def test_any_damage_is_detected_and_reported(tmp_path, key, compress):
     store = FolderStore(tmp_path, compress=compress)
     value = {"text": "some text " * 200}
     store.set(key, value)
@@ -79,7 +79,7 @@ def test_damage_anywhere_is_found_and_named(tmp_path, key, compress):
             store.get(key)
 
 
-def test_a_foreign_file_in_the_place_of_a_value_is_named(store):
+def test_a_foreign_file_instead_of_a_value_is_reported(store):
     store.set(ORDINARY, 1)
     foreign = store._root / f"{file_name(ODD)}.value"
     foreign.write_bytes(b"something else")
@@ -97,14 +97,14 @@ def test_a_value_under_the_name_of_another_key_is_not_returned(store):
         store.get("other")
 
 
-def test_files_of_other_kinds_are_left_alone(store):
+def test_other_files_are_ignored(store):
     store.set(ORDINARY, 1)
     (store._root / "README.md").write_text("about this folder")
     (store._root / ".DS_Store").write_bytes(b"\0")
     assert store.list() == [ORDINARY]
 
 
-def test_drafts_of_the_dead_are_ignored_and_swept_after_a_day(store):
+def test_temporary_files_of_dead_processes_are_ignored_and_deleted_after_a_day(store):
     store.set(ORDINARY, 1)
     draft = store._root / ".drafts" / "left behind"
     draft.write_bytes(b"half a val")
@@ -116,7 +116,7 @@ def test_drafts_of_the_dead_are_ignored_and_swept_after_a_day(store):
     assert not draft.exists()
 
 
-def test_a_set_that_fails_keeps_the_value_before(store):
+def test_a_failed_set_keeps_the_previous_value(store):
     store.set(ORDINARY, "old")
     failpoints.arm("file.synced", "raise:ENOSPC")
     try:
@@ -128,7 +128,7 @@ def test_a_set_that_fails_keeps_the_value_before(store):
     assert list((store._root / ".drafts").iterdir()) == []
 
 
-def test_a_file_where_the_folder_should_be_is_refused(tmp_path):
+def test_a_file_instead_of_the_folder_is_rejected(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(InvalidInput, match="file"):
         FolderStore(tmp_path / "file").set("one", 1)

@@ -1,4 +1,4 @@
-"""What tests of a store share: stores of every kind that one process can open, and PostgreSQL."""
+"""Fixtures: stores of every kind that one process can open, and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OpenStore = Callable[..., Store]
 
 @pytest.fixture
 def open_kind(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Store]]:
-    """Open a store of a kind; the same name is the same store, but for memory."""
+    """Open a store of a kind; the same name is the same store, except in memory."""
     opened: list[Store] = []
     databases: dict[str, str] = {}
 
@@ -62,7 +62,7 @@ def _disarm() -> Iterator[None]:
 def write_steps(
     store: Store, count: int, *, first: int = 0, thread: str = "t1", namespace: str = "alice"
 ) -> None:
-    """What an agent leaves: a message, an event and a moved head a step, and a large result now and then."""
+    """Write what an agent writes: per step a message, an event and a head, sometimes a large result."""
     scope = str(Scope(namespace, "thread", thread))
     for step in range(first, first + count):
         draft = store.draft()
@@ -88,7 +88,7 @@ def write_steps(
 
 
 def write_many(store: Store, count: int) -> None:
-    """One commit that takes several slices to copy."""
+    """Write a commit that takes several slices to copy."""
     draft = store.draft()
     for number in range(count):
         draft.event(Event(id=f"many-{number}", kind="note", ts_us=number, scope=ALICE))

@@ -1,4 +1,4 @@
-"""Copies and backups: equal to their source, taken up again, refused where they would destroy something."""
+"""Copies and backups: equal to their source, resumable, and rejected where they would destroy data."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TestCopy:
         assert (report.passes, report.resumed, report.last_seq) == (1, False, 15)
         assert report.rows > 30
 
-    def test_a_copy_by_url_lands_in_the_same_namespace(self, open_kind: OpenStore, tmp_path: Path) -> None:
+    def test_a_copy_by_url_has_the_same_namespace(self, open_kind: OpenStore, tmp_path: Path) -> None:
         ours = open_kind("memory", namespace="team-a")
         write_steps(ours, 3)
         report = ours.copy_to(tmp_path / "copy")
@@ -57,7 +57,7 @@ class TestCopy:
         assert user_spaces(theirs.engine) == []
 
     @pytest.mark.parametrize("where", ["copy.loaded:1", "copy.loaded:3", "copy.noted:2", "copy.compared:1"])
-    def test_an_interrupted_copy_goes_on(self, open_kind: OpenStore, kind: str, where: str) -> None:
+    def test_an_interrupted_copy_resumes(self, open_kind: OpenStore, kind: str, where: str) -> None:
         ours, theirs = open_kind("memory", "a"), open_kind(kind, "b")
         write_many(ours, 700)
         write_steps(ours, 10)
@@ -72,7 +72,7 @@ class TestCopy:
             assert 0 < report.rows < whole
         assert portrait(ours.engine, "default") == portrait(theirs.engine, "default")
 
-    def test_it_goes_on_although_the_source_moved(self, open_kind: OpenStore, kind: str) -> None:
+    def test_a_copy_resumes_after_the_source_has_changed(self, open_kind: OpenStore, kind: str) -> None:
         ours, theirs = open_kind(kind, "a"), open_kind("memory", "b")
         write_many(ours, 700)
         with failpoints.armed("copy.noted", "raise:2"), pytest.raises(failpoints.Injected):
@@ -82,7 +82,7 @@ class TestCopy:
         ours.copy_to(theirs)
         assert portrait(ours.engine, "default") == portrait(theirs.engine, "default")
 
-    def test_writers_may_go_on_meanwhile(self, open_kind: OpenStore, kind: str) -> None:
+    def test_writers_may_continue_during_a_copy(self, open_kind: OpenStore, kind: str) -> None:
         ours, theirs = open_kind(kind, "a"), open_kind("memory", "b")
         write_many(ours, 700)
         moved: list[int] = []
@@ -96,7 +96,7 @@ class TestCopy:
         assert report.passes > 1
         assert portrait(ours.engine, "default") == portrait(theirs.engine, "default")
 
-    def test_a_source_that_never_rests_ends_in_a_clear_error(self, open_kind: OpenStore) -> None:
+    def test_a_source_that_never_pauses_is_a_clear_error(self, open_kind: OpenStore) -> None:
         ours, theirs = open_kind("memory", "a"), open_kind("memory", "b")
         write_steps(ours, 1)
         count = iter(range(1, 10_000))
@@ -111,7 +111,9 @@ class TestCopy:
         assert ours.copy_to(theirs).resumed
         assert portrait(ours.engine, "default") == portrait(theirs.engine, "default")
 
-    def test_what_the_source_forgot_leaves_the_copy_too(self, open_kind: OpenStore, kind: str) -> None:
+    def test_data_forgotten_in_the_source_is_removed_from_the_copy(
+        self, open_kind: OpenStore, kind: str
+    ) -> None:
         ours, theirs = open_kind("memory", "a"), open_kind(kind, "b")
         write_steps(ours, 5, thread="t1")
         write_steps(ours, 8, thread="t2")
@@ -123,7 +125,7 @@ class TestCopy:
         assert [event.id for event in kinds_in(theirs, "checkpoint")] == ["t2-5", "t2-6", "t2-7"]
         assert theirs.verify().ok
 
-    def test_a_target_with_data_of_its_own_is_refused(self, open_kind: OpenStore, kind: str) -> None:
+    def test_a_target_with_its_own_data_is_rejected(self, open_kind: OpenStore, kind: str) -> None:
         ours, theirs = open_kind("memory", "a"), open_kind(kind, "b")
         write_steps(ours, 3)
         write_steps(theirs, 1)
@@ -132,7 +134,7 @@ class TestCopy:
             ours.copy_to(theirs)
         assert portrait(theirs.engine, "default") == before
 
-    def test_a_copy_of_another_store_is_refused(self, open_kind: OpenStore) -> None:
+    def test_a_copy_of_another_store_is_rejected(self, open_kind: OpenStore) -> None:
         one, two, theirs = open_kind("memory"), open_kind("memory"), open_kind("memory")
         write_steps(one, 1)
         write_steps(two, 1)
@@ -140,7 +142,7 @@ class TestCopy:
         with pytest.raises(Conflict, match="a copy of another store"):
             two.copy_to(theirs)
 
-    def test_a_copy_that_was_written_to_is_refused(self, open_kind: OpenStore) -> None:
+    def test_a_modified_copy_is_rejected(self, open_kind: OpenStore) -> None:
         ours, theirs = open_kind("memory"), open_kind("memory")
         write_steps(ours, 3)
         ours.copy_to(theirs)
@@ -154,14 +156,16 @@ class TestCopy:
         with pytest.raises(InvalidInput, match="is the source itself"):
             ours.copy_to(tmp_path / "store")
 
-    def test_progress_is_told(self, open_kind: OpenStore) -> None:
+    def test_progress_is_reported(self, open_kind: OpenStore) -> None:
         ours = open_kind("memory")
         write_steps(ours, 50)
-        told: list[tuple[int, int]] = []
-        ours.copy_to(open_kind("memory"), on_progress=lambda state: told.append((state.rows, state.of_rows)))
-        assert told[-1][0] == told[-1][1]
+        progress: list[tuple[int, int]] = []
+        ours.copy_to(
+            open_kind("memory"), on_progress=lambda state: progress.append((state.rows, state.of_rows))
+        )
+        assert progress[-1][0] == progress[-1][1]
 
-    def test_blobs_go_with_a_url_only(self, open_kind: OpenStore) -> None:
+    def test_blobs_require_a_url(self, open_kind: OpenStore) -> None:
         with pytest.raises(InvalidInput, match="blobs"):
             open_kind("memory").copy_to(open_kind("memory"), blobs="s3://bucket")
 
@@ -181,27 +185,27 @@ class TestBackup:
             assert portrait(saved.engine, "default") == portrait(store.engine, "default")
             assert saved.verify().ok
 
-    def test_a_folder_that_is_taken_is_refused(self, store: Store, tmp_path: Path) -> None:
+    def test_a_folder_with_files_is_rejected(self, store: Store, tmp_path: Path) -> None:
         (tmp_path / "taken").mkdir()
         (tmp_path / "taken" / "file").touch()
         for taken in (tmp_path / "taken", tmp_path / "taken" / "file"):
             with pytest.raises(Conflict, match="is not empty"):
                 store.backup(taken)
 
-    def test_an_empty_folder_is_taken(self, store: Store, tmp_path: Path) -> None:
+    def test_an_empty_folder_is_accepted(self, store: Store, tmp_path: Path) -> None:
         (tmp_path / "empty").mkdir()
         write_steps(store, 1)
         store.backup(str(tmp_path / "empty"))
         with treering.open(tmp_path / "empty") as saved:
             assert saved.stats().rows["events"] == 1
 
-    def test_an_interrupted_backup_leaves_nothing(self, store: Store, tmp_path: Path) -> None:
+    def test_an_interrupted_backup_leaves_no_files(self, store: Store, tmp_path: Path) -> None:
         write_steps(store, 3)
         with failpoints.armed("backup.checked", "raise"), pytest.raises(failpoints.Injected):
             store.backup(tmp_path / "saved" / "today")
         assert list((tmp_path / "saved").iterdir()) == []
 
-    def test_a_place_that_cannot_be_written_is_a_clear_error(self, store: Store, tmp_path: Path) -> None:
+    def test_an_unwritable_target_is_a_clear_error(self, store: Store, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         with pytest.raises((ReadOnly, Unreachable, Conflict, InvalidInput)):
             store.backup(tmp_path / "file" / "saved")
@@ -220,7 +224,7 @@ STEPS = st.lists(
 
 @settings(max_examples=25)
 @given(steps=STEPS)
-def test_a_random_store_survives_the_way_to_sqlite_and_back(
+def test_a_random_store_survives_a_copy_to_sqlite_and_back(
     steps: list[tuple[str, int, str]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     store = Store(MemoryEngine())

@@ -1,4 +1,4 @@
-"""Forgetting: what goes, what stays, and that no byte of it is left."""
+"""Forgetting: what is deleted, what is kept, and that no byte of deleted data remains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from treering.store import Store
 
 
 class TestForget:
-    def test_a_thread_goes_and_its_neighbours_stay(self, store: Store) -> None:
+    def test_a_thread_is_deleted_and_its_neighbours_are_kept(self, store: Store) -> None:
         write_steps(store, 6, thread="t1")
         write_steps(store, 3, thread="t2")
         receipt = store.forget(thread="t1", namespace="alice")
@@ -26,7 +26,7 @@ class TestForget:
         assert [event.id for event in kinds_in(store, "checkpoint")] == ["t2-0", "t2-1", "t2-2"]
         assert store.verify().ok
 
-    def test_a_namespace_takes_all_its_threads(self, store: Store) -> None:
+    def test_all_threads_of_a_namespace_are_deleted(self, store: Store) -> None:
         write_steps(store, 2, thread="t1", namespace="alice")
         write_steps(store, 2, thread="t2", namespace="alice")
         write_steps(store, 2, thread="t3", namespace="alicia")
@@ -41,7 +41,7 @@ class TestForget:
         write_steps(store, 2, thread="a/b", namespace="")
         assert store.forget(thread="a/b").events == 2
 
-    def test_the_record_names_nobody_but_answers_who_knows(self, store: Store) -> None:
+    def test_the_record_contains_no_name_but_can_be_checked_with_one(self, store: Store) -> None:
         write_steps(store, 2)
         receipt = store.forget(thread="t1", namespace="alice")
         (event,) = kinds_in(store, "forget")
@@ -53,7 +53,7 @@ class TestForget:
         assert answers_to(**known, thread="t1", namespace="alice")
         assert not answers_to(**known, thread="t2", namespace="alice")
 
-    def test_nothing_there_is_not_found(self, store: Store) -> None:
+    def test_forgetting_a_missing_thread_is_not_found(self, store: Store) -> None:
         write_steps(store, 1)
         for selector in ({"thread": "t1"}, {"namespace": "bob"}, {"scope": "alice/thread/t"}):
             with pytest.raises(NotFound, match="nothing is stored under"):
@@ -73,7 +73,7 @@ class TestForget:
             {"thread": "x" * 10_000},
         ],
     )
-    def test_what_to_forget_must_be_clear(self, store: Store, selector: dict[str, str]) -> None:
+    def test_an_ambiguous_selector_is_rejected(self, store: Store, selector: dict[str, str]) -> None:
         with pytest.raises(InvalidInput):
             store.forget(**selector)
 
@@ -98,7 +98,7 @@ class TestForget:
         store.forget(thread="t1", namespace="alice", cascade=True)
         assert store.engine.list_info(store.space, "fork") is None
 
-    def test_no_byte_of_a_canary_is_left_on_disk(self, open_kind: OpenStore, tmp_path: Path) -> None:
+    def test_no_byte_of_a_canary_remains_on_disk(self, open_kind: OpenStore, tmp_path: Path) -> None:
         store = open_kind("sqlite")
         canary = "canary-5f2c9"
         scope = str(Scope(canary, "thread", canary))

@@ -1,4 +1,4 @@
-"""Collecting by policy: what is kept, what goes, and what the journal says of it."""
+"""Garbage collection by policy: what is kept, what is dropped, and what the journal records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TestGc:
         assert left == ["t1-7", "t1-8", "t1-9", "t2-1", "t2-2", "t2-3"]
         assert store.verify().ok
 
-    def test_what_was_dropped_is_in_the_journal(self, store: Store) -> None:
+    def test_dropped_checkpoints_are_recorded_in_the_journal(self, store: Store) -> None:
         write_steps(store, 5)
         result = store.gc(keep=treering.Keep(last=2))
         (event,) = kinds_in(store, "retention")
@@ -52,7 +52,7 @@ class TestGc:
         assert (planned.dropped, planned.kept) == (done.dropped, done.kept)
         assert (planned.dry_run, planned.event) == (True, None)
 
-    def test_what_a_ref_names_is_pinned(self, store: Store) -> None:
+    def test_a_checkpoint_named_by_a_ref_is_pinned(self, store: Store) -> None:
         write_steps(store, 10)
         draft = store.draft()
         draft.set_ref("bookmark", encode_json({"checkpoint": "t1-2"}), scope=ALICE)
@@ -110,7 +110,7 @@ class TestGc:
         assert store.gc(keep=treering.Keep(last=10)).dropped == {"checkpoint": 2490}
         assert store.stats().rows["events"] == 11
 
-    def test_content_behind_dropped_events_goes(self, store: Store) -> None:
+    def test_content_of_dropped_events_is_deleted(self, store: Store) -> None:
         write_steps(store, 10)
         assert store.stats().rows["objects"] == 2
         store.gc(keep=treering.Keep(last=2), grace_seconds=0)
@@ -118,7 +118,7 @@ class TestGc:
         assert store.stats().rows["objects"] == 0
         assert store.verify().ok
 
-    def test_stopped_between_record_and_removal_it_can_run_again(self, store: Store) -> None:
+    def test_after_a_stop_between_record_and_removal_it_can_run_again(self, store: Store) -> None:
         write_steps(store, 5)
         with failpoints.armed("gc.recorded", "raise"), pytest.raises(failpoints.Injected):
             store.gc(keep=treering.Keep(last=2))

@@ -1,4 +1,4 @@
-"""How a store grows, by day, with its trend."""
+"""Growth of a store by day, with its trend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from treering.errors import InvalidInput
 from treering.store import Store
 
 
-def test_growth_adds_up_to_what_is_there(store):
+def test_growth_adds_up_to_what_is_stored(store):
     assert store.growth().days == ()
     for _ in range(3):
         with store.run(agent="a") as run:
@@ -24,7 +24,7 @@ def test_growth_adds_up_to_what_is_there(store):
     assert growth.in_30_days_bytes == round(growth.total_bytes * (1 + 30 / 7))
 
 
-def test_the_trend_is_of_the_last_days():
+def test_the_trend_covers_the_last_days():
     clock = ManualClock()
     store = Store(MemoryEngine(clock=clock), clock=clock)
     for size in (9000, 100):

@@ -1,4 +1,4 @@
-"""Writing into a store and looking at it, on every engine that one process can open, and on PostgreSQL."""
+"""Writing to a store, verifying it and its statistics, on every local engine and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TestWriting:
         assert receipt.versions == {"greeting": 1}
         assert decode(store.engine.get(store.space, [address])[0]) == "hello"
 
-    def test_a_batch_with_an_id_of_its_own_may_be_sent_twice(self, store: Store) -> None:
+    def test_a_batch_with_its_own_id_is_safe_to_retry(self, store: Store) -> None:
         def send() -> object:
             draft = store.draft("import-7")
             draft.set_ref("n", b"1", scope=ALICE, expect="absent")
@@ -35,12 +35,12 @@ class TestWriting:
 
         assert send() == send()
 
-    def test_submit_gives_a_future(self, store: Store) -> None:
+    def test_submit_returns_a_future(self, store: Store) -> None:
         draft = store.draft()
         draft.set_ref("n", b"1", scope=ALICE)
         assert store.submit(draft.batch()).result(timeout=60).versions == {"n": 1}
 
-    def test_a_batch_of_another_space_is_refused(self, store: Store) -> None:
+    def test_a_batch_of_another_space_is_rejected(self, store: Store) -> None:
         stranger = treering.Store(MemoryEngine(), space="other").draft()
         with pytest.raises(InvalidInput, match="is for space 'other'"):
             store.commit(stranger)
@@ -63,7 +63,7 @@ class TestWriting:
         with pytest.raises(InvalidInput):
             ours.in_namespace("a/b")
 
-    def test_a_closed_store_says_so(self, store: Store) -> None:
+    def test_a_closed_store_raises_closed(self, store: Store) -> None:
         draft = store.draft()
         draft.set_ref("n", b"1", scope=ALICE)
         store.close()
@@ -88,7 +88,7 @@ class TestVerify:
         assert store.gc(keep=treering.Keep(last=1)).dropped == {}
         store.reindex()
 
-    def test_problems_are_named_and_past_a_limit_counted(self) -> None:
+    def test_problems_are_listed_up_to_a_limit_and_then_counted(self) -> None:
         class Ruined(MemoryEngine):
             def check(self, space: str, **_: bool) -> Iterator[Problem | Checked]:
                 for number in range(MAX_PROBLEMS + 7):

@@ -107,7 +107,7 @@ def test_rewind_moves_the_head_and_keeps_the_journal(store):
     assert store.verify().ok
 
 
-def test_a_fork_shares_its_past_and_goes_its_own_way(store):
+def test_a_fork_shares_its_past_and_then_diverges(store):
     thread = told(store)
     fork = thread.fork("bolder", at=2)
     assert fork.head.messages == thread.at(2).messages

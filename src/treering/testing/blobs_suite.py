@@ -285,13 +285,13 @@ class BlobsSuite:
 
     def test_conditions_hold_or_are_rejected(self, blobs: Blobs) -> None:
         blobs.put("one", b"first")
-        refusal = Conflict if blobs.conditional else Unsupported
+        error = Conflict if blobs.conditional else Unsupported
         for attempt in (
             lambda: blobs.put("one", b"second", if_absent=True),
             lambda: blobs.put_if("one", b"second", expect=None),
             lambda: blobs.put_if("one", b"second", expect=ETag('"0123456789abcdef0123456789abcdef"')),
         ):
-            with pytest.raises(refusal):
+            with pytest.raises(error):
                 attempt()
         assert blobs.get("one") == b"first"
 

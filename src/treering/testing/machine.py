@@ -217,9 +217,10 @@ class _Machine(RuleBasedStateMachine):
     def _compare(self, space: str) -> None:
         expected, actual = (portrait(engine, space, times=False) for engine in (self.model, self.engine))
         if self.erased:
-            for told in (expected, actual):
-                told["commits"] = {
-                    batch: (receipt.first_seq, receipt.last_seq) for batch, receipt in told["commits"].items()
+            for contents in (expected, actual):
+                contents["commits"] = {
+                    batch: (receipt.first_seq, receipt.last_seq)
+                    for batch, receipt in contents["commits"].items()
                 }
         for what, value in expected.items():
             _same(what, actual[what], value)

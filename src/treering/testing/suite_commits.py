@@ -59,7 +59,7 @@ FAILURES: dict[str, tuple[Callable[[Draft], None], type[TreeringError]]] = {
         RefMoved,
     ),
     "a ref has another version": (lambda draft: draft.set_ref("taken", b"", scope="s", expect=5), RefMoved),
-    "a ref that is not there has no version": (
+    "a missing ref has no version": (
         lambda draft: draft.delete_ref("nothing", scope="s", expect=1),
         RefMoved,
     ),
@@ -77,7 +77,7 @@ FAILURES: dict[str, tuple[Callable[[Draft], None], type[TreeringError]]] = {
         Conflict,
     ),
 }
-"""Ways to break a batch that a store refuses, whatever else is in it."""
+"""Ways to make a batch invalid, whatever else it contains."""
 
 
 class CommitTests(EngineHarness):
@@ -109,12 +109,12 @@ class CommitTests(EngineHarness):
         assert not problems(engine, space)
 
     def test_an_interrupted_commit_is_complete_or_absent(self, engine: Engine, space: str) -> None:
-        """Every declared failpoint of a commit raises once. The same is done with SIGKILL in tests/faults."""
+        """Every declared failpoint of a commit raises once. tests/faults does the same with SIGKILL."""
         engine.commit(Batch(id=new_id(), space=space))
         for number, name in enumerate(sorted(name for name in declared() if name.startswith("commit."))):
             draft = Draft(space)
             batches.full_load(draft, key=f"f{number}")
-            with armed(name, "raise:1"), suppress(Exception):  # whatever comes out, the store must be whole
+            with armed(name, "raise:1"), suppress(Exception):  # whatever is raised, the store must be intact
                 engine.commit(draft.batch())
             there = bool(engine.refs(space, [f"f{number}/head"]))
             expected = 2 if there else 0
@@ -192,8 +192,10 @@ class CommitTests(EngineHarness):
         assert engine.submit(draft.batch()).result(timeout=60) == first
         assert portrait(engine, space) == before
 
-    def test_a_replay_is_answered_before_any_precondition(self, engine: Engine, space: str) -> None:
-        """Even one that no longer holds, and even when the batch was changed in between."""
+    def test_a_replay_returns_its_receipt_before_preconditions_are_checked(
+        self, engine: Engine, space: str
+    ) -> None:
+        """Even if a precondition no longer holds, and even if the batch has changed meanwhile."""
         batch = batches.set_ref(space, "head", b"1", expect=ABSENT)
         first = engine.commit(batch)
         engine.commit(batches.set_ref(space, "head", b"2"))
@@ -224,7 +226,7 @@ class CommitTests(EngineHarness):
         assert open_engine().commit(draft.batch()) == first
 
     def test_a_repeated_event_is_skipped(self, engine: Engine, space: str) -> None:
-        """Its sequence number is taken all the same. On another day the same id is another event."""
+        """It still consumes a sequence number. On another day, the same id is another event."""
         engine.commit(batches.events(space, batches.call(id="a", name="first")))
         receipt = engine.commit(
             batches.events(
@@ -258,15 +260,15 @@ class CommitTests(EngineHarness):
         batches.full_load(draft)
         assert engine.commit(draft.batch()).first_seq == 3
 
-    def test_a_failed_first_commit_does_not_make_a_space(self, engine: Engine, space: str) -> None:
+    def test_a_failed_first_commit_does_not_create_a_space(self, engine: Engine, space: str) -> None:
         with pytest.raises(Conflict):
             engine.commit(batches.set_ref(space, "head", expect=1))
         assert space not in engine.spaces()
         engine.commit(batches.set_ref(space, "head", expect=ABSENT))
         assert space in engine.spaces()
 
-    def test_a_failed_batch_does_not_touch_its_neighbours(self, engine: Engine, space: str) -> None:
-        """Those that happen to share a group commit with it."""
+    def test_a_failed_batch_does_not_affect_its_neighbours(self, engine: Engine, space: str) -> None:
+        """Neighbours are batches in the same group commit."""
         engine.commit(batches.set_ref(space, "taken"))
         good: list[Batch] = []
         bad: list[Batch] = []
@@ -286,8 +288,8 @@ class CommitTests(EngineHarness):
         assert not engine.scan_refs(space, "b")
         assert not problems(engine, space)
 
-    def test_batches_in_flight_see_the_ones_before_them(self, engine: Engine, space: str) -> None:
-        """Also when they are written together: order of submission is order of commit."""
+    def test_batches_in_flight_see_earlier_ones(self, engine: Engine, space: str) -> None:
+        """Even if they are written together: batches are committed in the order of submission."""
         futures = [
             engine.submit(batches.append(space, "list", f"item {number}", at=number)) for number in range(30)
         ]
@@ -297,7 +299,7 @@ class CommitTests(EngineHarness):
         ]
 
     @pytest.mark.parametrize(
-        "spoilt",
+        "invalid",
         [
             Batch(id="", space="s"),
             Batch(id="x" * 201, space="s"),
@@ -317,9 +319,9 @@ class CommitTests(EngineHarness):
             "own slot missing",
         ],
     )
-    def test_invalid_batches_are_rejected(self, engine: Engine, spoilt: Batch) -> None:
+    def test_invalid_batches_are_rejected(self, engine: Engine, invalid: Batch) -> None:
         with pytest.raises(InvalidInput):
-            engine.commit(spoilt)
+            engine.commit(invalid)
         assert "s" not in engine.spaces()
 
     @pytest.mark.parametrize(
@@ -343,11 +345,11 @@ class CommitTests(EngineHarness):
         assert [ref.name for ref in engine.scan_refs(space, text)] == [text]
         assert not problems(engine, space)
 
-    def test_an_empty_batch_takes_one_number(self, engine: Engine, space: str) -> None:
+    def test_an_empty_batch_uses_one_sequence_number(self, engine: Engine, space: str) -> None:
         assert engine.commit(Batch(id="a", space=space)).last_seq == 1
         assert engine.commit(Batch(id="b", space=space)).first_seq == 2
 
-    def test_commit_times_grow(self, engine: Engine, space: str) -> None:
+    def test_commit_times_increase(self, engine: Engine, space: str) -> None:
         receipts = [engine.commit(Batch(id=new_id(), space=space)) for _ in range(20)]
         times = [receipt.committed_at_us for receipt in receipts]
         assert times == sorted(set(times))

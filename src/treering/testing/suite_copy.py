@@ -1,4 +1,4 @@
-"""Copies: an export loads into an equal space, and reading one holds up nobody."""
+"""Copies: an export loads into an equal space, and exporting blocks nobody."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class CopyTests(EngineHarness):
-    """The promises of export, load and snapshots."""
+    """Guarantees of export, load and snapshots."""
 
     def test_an_export_loads_into_an_equal_space(self, engine: Engine, space: str) -> None:
-        """Sequence numbers, versions, times, tombstones and receipts included."""
+        """Including sequence numbers, versions, times, tombstones and receipts."""
         batch = _history(engine, space)
         copy = f"{space}-copy"
         for part in engine.export(space):
@@ -52,7 +52,7 @@ class CopyTests(EngineHarness):
         engine.reindex(copy)
         assert portrait(engine, copy) == portrait(engine, space)
 
-    def test_other_engines_load_it_and_are_loaded_from(self, engine: Engine, space: str) -> None:
+    def test_exports_load_into_other_engines_and_back(self, engine: Engine, space: str) -> None:
         _history(engine, space)
         other = MemoryEngine()
         for part in engine.export(space):
@@ -67,7 +67,7 @@ class CopyTests(EngineHarness):
         assert portrait(engine, back) == portrait(engine, space)
         assert not problems(engine, back)
 
-    def test_an_export_continues_behind_any_position(self, engine: Engine, space: str) -> None:
+    def test_an_export_continues_after_any_position(self, engine: Engine, space: str) -> None:
         _history(engine, space, size=700)
         slices = list(engine.export(space))
         assert len(slices) > 1
@@ -82,7 +82,7 @@ class CopyTests(EngineHarness):
             assert _points_at(part) <= known
 
     def test_no_iterator_blocks_the_store(self, engine: Engine, space: str) -> None:
-        """Readers stop half-way; writers, a sweep and an erasure go on; then the readers finish."""
+        """Readers pause half-way while commits, a sweep and an erasure run; then they finish."""
         _history(engine, space, size=600)
         export = engine.export(space)
         check = engine.check(space)
@@ -98,7 +98,7 @@ class CopyTests(EngineHarness):
         list(check)
         assert engine.scan(space, EventQuery(), after=page.cursor, limit=10).records
 
-    def test_an_iterator_may_be_left_unfinished(self, engine: Engine, space: str) -> None:
+    def test_an_iterator_may_be_abandoned(self, engine: Engine, space: str) -> None:
         _history(engine, space, size=100)
         for _ in range(20):
             next(engine.export(space))
@@ -140,7 +140,7 @@ class CopyTests(EngineHarness):
 
 
 def _history(engine: Engine, space: str, *, size: int = 5) -> str:
-    """Some of everything: forks, tombstones, moved refs, repeated events, texts; the id of one batch."""
+    """Write forks, tombstones, moved refs, repeated events and texts; return the id of one batch."""
     engine.commit(batches.append(space, "l", "a", "b", batches.noise(5000), at=0))
     engine.commit(batches.append(space, "fork", "x", at=2, parent="l"))
     engine.commit(batches.append(space, "deep", "y", at=3, parent="fork", scope=batches.OTHER_SCOPE))
@@ -184,6 +184,6 @@ def _points_at(part: Slice) -> set[str]:
     for row in part.refs:
         found |= set(row.ref.links)
     for record in part.records:
-        # Lists come behind the journal: an event may link one that is still to come.
+        # Lists come after the journal: an event may link a list that is yet to be loaded.
         found |= {address for address in event_links(record.event) if not address.startswith("l:")}
     return found

@@ -39,10 +39,10 @@ QUERIES = [
 
 
 class SumTests(EngineHarness):
-    """What roll-ups promise."""
+    """Guarantees of roll-ups."""
 
     @needs("sums")
-    def test_sums_add_up_what_events_say(self, engine: Engine, space: str) -> None:
+    def test_sums_add_up_events(self, engine: Engine, space: str) -> None:
         engine.commit(
             batches.events(
                 space,
@@ -70,7 +70,7 @@ class SumTests(EngineHarness):
 
     @needs("sums")
     def test_no_events_have_no_sum(self, engine: Engine, space: str) -> None:
-        """An empty total is no group at all, also when nothing is grouped."""
+        """There is no group for an empty total, not even without grouping."""
         assert engine.sums(space, SumQuery(grain="day")) == []
         engine.commit(batches.events(space, batches.event()))
         assert engine.sums(space, SumQuery(grain="run")) == []
@@ -140,7 +140,7 @@ def _random_event(chance: random.Random) -> Event:
     }
     if chance.random() < 0.7:
         fields["usage"] = Usage(input=chance.randint(0, 10**6), output=chance.randint(0, 10**5))
-        # Distinct costs: the order of equally expensive groups is nobody's promise.
+        # Distinct costs: the order of equally expensive groups is unspecified.
         fields["cost_nanos"] = chance.choice([None, chance.randint(1, 10**12)])
         fields["currency"] = chance.choice([None, "USD", "EUR"])
     return batches.event(chance.choice(["call", "tool"]), **fields)
@@ -155,7 +155,7 @@ NOTES = {
 
 
 class SearchTests(EngineHarness):
-    """The promises of the search index."""
+    """Guarantees of the search index."""
 
     @needs("search")
     def test_texts_are_found_by_any_of_their_words(self, engine: Engine, space: str) -> None:
@@ -166,7 +166,7 @@ class SearchTests(EngineHarness):
         assert self._found(engine, space, "elephant") == []
 
     @needs("search")
-    def test_more_of_the_words_is_better(self, engine: Engine, space: str) -> None:
+    def test_texts_with_more_of_the_words_rank_higher(self, engine: Engine, space: str) -> None:
         self._index(engine, space)
         assert self._found(engine, space, "forest copper leaves")[0] == "beech"
         assert self._found(engine, space, "forest resin needles")[0] == "pine"
@@ -174,13 +174,13 @@ class SearchTests(EngineHarness):
         assert result.hits[0].score > result.hits[1].score
 
     @needs("search")
-    def test_case_and_ending_do_not_matter(self, engine: Engine, space: str) -> None:
+    def test_case_and_inflection_are_ignored(self, engine: Engine, space: str) -> None:
         self._index(engine, space)
         for question in ("ring", "Rings", "RING", "counted", "count"):
             assert self._found(engine, space, question) == ["ring"], question
 
     @needs("search")
-    def test_a_hit_says_where_the_text_is(self, engine: Engine, space: str) -> None:
+    def test_a_hit_locates_the_text(self, engine: Engine, space: str) -> None:
         self._index(engine, space)
         result = engine.search(space, SearchQuery(collection="notes", text="acorns"))
         (hit,) = result.hits
@@ -203,7 +203,7 @@ class SearchTests(EngineHarness):
         assert self._found(engine, space, "forest", collection="nothing") == []
 
     @needs("search")
-    def test_a_new_text_replaces_the_one_of_the_same_name(self, engine: Engine, space: str) -> None:
+    def test_a_new_text_replaces_one_of_the_same_name(self, engine: Engine, space: str) -> None:
         self._index(engine, space)
         engine.commit(batches.index_text(space, "oak", "now about mushrooms", namespace="fungi"))
         assert self._found(engine, space, "acorns") == []
@@ -212,7 +212,7 @@ class SearchTests(EngineHarness):
         assert engine.stats(space).texts == 4
 
     @needs("search")
-    def test_a_text_can_be_taken_out(self, engine: Engine, space: str) -> None:
+    def test_a_text_can_be_removed(self, engine: Engine, space: str) -> None:
         self._index(engine, space)
         draft = Draft(space)
         draft.text(Text(collection="notes", name="oak", scope=batches.SCOPE, source=None))
@@ -222,7 +222,7 @@ class SearchTests(EngineHarness):
         assert engine.stats(space).texts == 3
 
     @needs("search")
-    def test_json_is_searched_by_its_strings_and_large_content_too(self, engine: Engine, space: str) -> None:
+    def test_strings_in_json_and_large_content_are_searched(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
         message = draft.put(
             Content("json", b'{"role":"user","content":[{"text":"plant a willow"}]}'), scope="s"
@@ -236,8 +236,8 @@ class SearchTests(EngineHarness):
         assert self._found(engine, space, "hornbeam") == ["large"]
 
     @needs("search")
-    def test_a_text_may_hold_any_bytes(self, engine: Engine, space: str) -> None:
-        """NUL, control characters, broken UTF-8, JSON that does not parse: whatever is a word is found."""
+    def test_a_text_may_contain_any_bytes(self, engine: Engine, space: str) -> None:
+        """NUL, control characters, invalid UTF-8, invalid JSON: the words in it are found."""
         draft = Draft(space)
         odd = draft.put(Content("text", b"nul \x00 bell \x07 broken \xff\xfe hazel"), scope="s")
         unparsable = draft.put(Content("json", b"{not json"), scope="s")
@@ -292,14 +292,16 @@ class SearchTests(EngineHarness):
             "the",
         ],
     )
-    def test_any_question_is_a_question(self, engine: Engine, space: str, question: str) -> None:
-        """No character has a meaning of its own; an empty question has no answer."""
+    def test_any_text_is_a_valid_query(self, engine: Engine, space: str, question: str) -> None:
+        """No character is special; an empty query has no hits."""
         self._index(engine, space)
         found = self._found(engine, space, question)
         assert ("oak" in found) == any(word in question for word in ("acorns", "oak"))
 
     @needs("search")
-    def test_the_first_text_decides_how_its_collection_is_cut(self, engine: Engine, space: str) -> None:
+    def test_the_first_text_determines_the_tokenizer_of_its_collection(
+        self, engine: Engine, space: str
+    ) -> None:
         engine.commit(batches.index_text(space, "first", "heartwood", collection="cut", tokens="trigrams"))
         engine.commit(batches.index_text(space, "second", "sapwood", collection="cut", tokens="words"))
         assert sorted(self._found(engine, space, "woo", collection="cut")) == ["first", "second"]
@@ -307,7 +309,7 @@ class SearchTests(EngineHarness):
         assert sorted(self._found(engine, space, "woo", collection="cut")) == ["first", "second"]
 
     @needs("search")
-    def test_the_best_hits_are_given_when_there_are_many(self, engine: Engine, space: str) -> None:
+    def test_of_many_hits_the_best_are_returned(self, engine: Engine, space: str) -> None:
         for number in range(15):
             engine.commit(batches.index_text(space, f"t{number}", "a plain maple"))
         engine.commit(batches.index_text(space, "best", "a maple with syrup"))
@@ -330,7 +332,7 @@ class SearchTests(EngineHarness):
 
     @needs("search")
     def test_a_text_keeps_its_source_alive(self, engine: Engine, space: str) -> None:
-        """A hit that could not be read, or not be indexed again, would be worth nothing."""
+        """A hit must be readable, and it must be possible to index it again."""
         draft = Draft(space)
         large = draft.put(Content("text", b"lonely juniper " * 400), scope=batches.SCOPE)
         draft.text(Text(collection="notes", name="juniper", scope=batches.SCOPE, source=large))

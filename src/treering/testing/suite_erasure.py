@@ -1,4 +1,4 @@
-"""Erasure: what was forgotten is gone, and what had to stay is named."""
+"""Erasure: forgotten data is gone, and data that had to be kept is reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ A, B, C = "/thread/a", "/thread/b", "/thread/c"
 
 
 class ErasureTests(EngineHarness):
-    """The promises of `erase`."""
+    """Guarantees of `erase`."""
 
     def test_erasing_a_scope_removes_all_its_data(self, engine: Engine, space: str) -> None:
         addresses = {scope: _fill(engine, space, scope) for scope in (A, B)}
@@ -46,7 +46,7 @@ class ErasureTests(EngineHarness):
         assert engine.erase(space, Erasure(scopes=(A,))) == Erased(proof=erased.proof)
 
     def test_erased_data_cannot_be_read_anywhere(self, engine: Engine, space: str) -> None:
-        """Also not in an export, and not of a ref that was deleted before."""
+        """Nor does an export contain it, even if its ref was deleted before."""
         canary = f"canary{random.Random(16).randrange(10**12)}"
         scope = _fill_with(engine, space, canary)
         _fill(engine, space, B)
@@ -62,7 +62,7 @@ class ErasureTests(EngineHarness):
     def test_no_erased_byte_is_left_in_storage(
         self, engine: Engine, space: str, storage: Path | None
     ) -> None:
-        """For engines that say where their bytes lie; the others prove it by query, and say so."""
+        """For engines that report their storage; the others are tested by queries."""
         canary = f"canary{random.Random(61).randrange(10**12)}"
         scope = _fill_with(engine, space, canary)
         for _ in range(20):
@@ -104,7 +104,7 @@ class ErasureTests(EngineHarness):
         assert engine.get(space, [slots[1]]) == [batches.words("1")]
         assert not problems(engine, space)
 
-    def test_one_commit_may_hold_several_scopes(self, engine: Engine, space: str) -> None:
+    def test_a_commit_may_contain_several_scopes(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
         addresses = {scope: draft.put(batches.words(scope), scope=scope) for scope in (A, B, C)}
         for scope, address in addresses.items():
@@ -115,7 +115,7 @@ class ErasureTests(EngineHarness):
         assert engine.get(space, [addresses[B]]) == [batches.words(B)]
 
     def test_recent_unshared_content_is_erased_immediately(self, engine: Engine, space: str) -> None:
-        """An erasure does not wait for any grace period."""
+        """There is no grace period for an erasure."""
         _fill(engine, space, A)
         engine.erase(space, Erasure(scopes=(A,)))
         stats = engine.stats(space)
@@ -142,8 +142,8 @@ class ErasureTests(EngineHarness):
         assert engine.erase(space, Erasure(scopes=(B,))).lists == 1
         assert engine.read_list(space, "l", 0, 9) == [batches.words("a"), shared]
 
-    def test_a_record_that_holds_an_erased_list_needs_cascade(self, engine: Engine, space: str) -> None:
-        """A fork may also be no more than a ref (or an event) of another scope that links the list."""
+    def test_a_record_that_links_an_erased_list_needs_cascade(self, engine: Engine, space: str) -> None:
+        """A ref or event of another scope that links the list counts as a fork."""
         engine.commit(batches.append(space, "l", "a", at=0, scope=A))
         engine.commit(batches.set_ref(space, "b", scope=B, links=(list_address("l"),)))
         engine.commit(batches.events(space, batches.event(scope=C, links=(list_address("l"),))))
@@ -154,7 +154,7 @@ class ErasureTests(EngineHarness):
         erased = engine.erase(space, Erasure(scopes=(A,), cascade=True))
         assert (erased.lists, erased.refs, erased.events) == (1, 1, 1)
 
-    def test_single_events_go_with_the_content_behind_them(self, engine: Engine, space: str) -> None:
+    def test_single_events_are_erased_with_their_content(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
         shared = draft.put(batches.noise(5000, seed=1), scope=A)
         lone = draft.put(batches.noise(5000, seed=2), scope=A)
@@ -184,24 +184,22 @@ class ErasureTests(EngineHarness):
         assert engine.list_info(space, "m") is not None
         assert not problems(engine, space)
 
-    def test_a_list_that_something_holds_is_not_erased_from_under_it(
-        self, engine: Engine, space: str
-    ) -> None:
+    def test_a_linked_list_is_not_erased(self, engine: Engine, space: str) -> None:
         engine.commit(batches.append(space, "l", "a", at=0, scope=A))
         engine.commit(batches.set_ref(space, "r", scope=A, links=(list_address("l"),)))
         with pytest.raises(Conflict, match=A):
             engine.erase(space, Erasure(lists=("l",)))
         assert engine.erase(space, Erasure(lists=("l",), refs=("r",))).lists == 1
 
-    def test_an_erased_ref_was_never_there(self, engine: Engine, space: str) -> None:
-        """Its name may be what had to be forgotten, so no tombstone stays and versions begin again."""
+    def test_an_erased_ref_leaves_no_tombstone(self, engine: Engine, space: str) -> None:
+        """Its name may be what must be forgotten, so its versions start from 1 again."""
         engine.commit(batches.set_ref(space, "head", scope=A))
         engine.commit(batches.set_ref(space, "head", scope=A))
         engine.erase(space, Erasure(scopes=(A,)))
         assert engine.commit(batches.set_ref(space, "head", expect=ABSENT)).versions == {"head": 1}
 
     def test_a_replay_does_not_restore_erased_data(self, engine: Engine, space: str) -> None:
-        """The batch is still known, but its receipt no longer names what was erased."""
+        """The batch is still recognised, but its receipt no longer names erased data."""
         draft = Draft(space)
         batches.full_load(draft, scope=A)
         first = engine.commit(draft.batch())
@@ -226,7 +224,7 @@ class ErasureTests(EngineHarness):
             (6, "5"),
         ]
 
-    def test_data_is_kept_if_its_name_exists_again(self, engine: Engine, space: str) -> None:
+    def test_data_is_kept_if_its_name_was_created_again(self, engine: Engine, space: str) -> None:
         _fill(engine, space, A)
         before = portrait(engine, space)
         plan = Erasure(scopes=(A,), absent=("nobody", f"{A}/head"))
@@ -276,7 +274,7 @@ def _fill(engine: Engine, space: str, scope: str) -> list[Address]:
 
 
 def _fill_with(engine: Engine, space: str, canary: str) -> str:
-    """Plant a word wherever a word can stand, in forms that no compression hides; in a scope named for it."""
+    """Write a word everywhere a word can be stored, uncompressed; the scope is named after it."""
     scope = f"/thread/{canary}"
     draft = Draft(space)
     small = draft.put(batches.words(canary), scope=scope)
@@ -307,17 +305,17 @@ def _fill_with(engine: Engine, space: str, canary: str) -> str:
 
 
 def _everything(engine: Engine, space: str) -> str:
-    """All that a portrait and an export say."""
+    """Return everything that a portrait and an export contain."""
     return repr([portrait(engine, space), list(engine.export(space))])
 
 
 def _of_scope(engine: Engine, space: str, scope: str) -> object:
-    told = portrait(engine, space)
+    contents = portrait(engine, space)
     return (
-        [record for record in told["records"] if record.event.scope == scope],
-        [ref for ref in told["refs"].values() if ref.scope == scope],
-        [told["items"][name] for name, info in told["lists"].items() if info.scope == scope],
-        [body for body in told["bodies"].values() if body[0] == scope],
+        [record for record in contents["records"] if record.event.scope == scope],
+        [ref for ref in contents["refs"].values() if ref.scope == scope],
+        [contents["items"][name] for name, info in contents["lists"].items() if info.scope == scope],
+        [body for body in contents["bodies"].values() if body[0] == scope],
     )
 
 

@@ -1,4 +1,4 @@
-"""Sweep: what nothing reaches goes, what something reaches stays, also beside writers."""
+"""Sweep: unreachable data is deleted and reachable data is kept, even during writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SweepTests(EngineHarness):
-    """The promises of garbage collection."""
+    """Guarantees of garbage collection."""
 
     def test_everything_reachable_is_kept(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
@@ -34,8 +34,8 @@ class SweepTests(EngineHarness):
         assert (swept.objects, swept.bodies, swept.lists, swept.kept_objects) == (0, 0, 0, 1)
         assert portrait(engine, space) == before
 
-    def test_a_tree_keeps_everything_it_names(self, engine: Engine, space: str) -> None:
-        """A large one as an object, a small one in a slot or in a list."""
+    def test_a_tree_keeps_everything_it_links(self, engine: Engine, space: str) -> None:
+        """A large tree is an object; a small one is in a slot or a list."""
         root, inner, files = _folders()
         lone_file = batches.noise(5000, seed=77)
         small = encode_tree(Tree(entries=(_file("lone", lone_file),)))
@@ -73,7 +73,7 @@ class SweepTests(EngineHarness):
         assert engine.list_info(space, "l") is None
         assert not problems(engine, space)
 
-    def test_a_body_stays_as_long_as_one_of_its_slots_is_linked(self, engine: Engine, space: str) -> None:
+    def test_a_body_is_kept_while_one_of_its_slots_is_linked(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
         slots = [draft.put(batches.words(f"{number}"), scope="s") for number in range(3)]
         draft.set_ref("r", b"", scope="s", links=(slots[1],))
@@ -94,7 +94,7 @@ class SweepTests(EngineHarness):
         assert engine.list_info(space, "dead end") is None
         assert engine.read_list(space, "fork", 0, 9) == [batches.words("a"), kept, batches.words("x")]
 
-    def test_a_dry_run_only_says(self, engine: Engine, space: str) -> None:
+    def test_a_dry_run_only_reports(self, engine: Engine, space: str) -> None:
         engine.stage(space, [batches.noise(5000)])
         engine.commit(batches.append(space, "l", "a", at=0))
         before = portrait(engine, space)
@@ -104,14 +104,14 @@ class SweepTests(EngineHarness):
         real = engine.sweep(space, grace_seconds=0)
         assert (real.objects, real.bodies, real.lists) == (swept.objects, swept.bodies, swept.lists)
 
-    def test_staged_and_never_required_disappears(self, engine: Engine, space: str) -> None:
+    def test_staged_objects_that_no_commit_requires_are_deleted(self, engine: Engine, space: str) -> None:
         (name,) = engine.stage(space, [batches.noise(5000)])
         assert engine.sweep(space, grace_seconds=0).objects == 1
         assert engine.missing(space, [name]) == {name}
         assert engine.stats(space).objects == 0
 
-    def test_what_is_young_is_left_alone(self, engine: Engine, space: str) -> None:
-        """A writer may be about to link it: staged objects, and lists and bodies of a commit."""
+    def test_recent_data_is_kept(self, engine: Engine, space: str) -> None:
+        """A writer may be about to link staged objects, and lists and bodies of a commit."""
         (name,) = engine.stage(space, [batches.noise(5000)])
         draft = Draft(space)
         small = draft.put(batches.words("x"), scope="s")
@@ -125,7 +125,7 @@ class SweepTests(EngineHarness):
         assert engine.sweep(space, grace_seconds=0).objects == 0
         assert engine.read_list(space, "l", 0, 9) == [batches.words("a"), other]
 
-    def test_what_was_swept_can_be_staged_again(self, engine: Engine, space: str) -> None:
+    def test_deleted_content_can_be_staged_again(self, engine: Engine, space: str) -> None:
         content = batches.noise(5000)
         engine.stage(space, [content])
         engine.sweep(space, grace_seconds=0)
@@ -136,17 +136,17 @@ class SweepTests(EngineHarness):
         engine.commit(batch)
         assert engine.get(space, [object_address(content.name)]) == [content]
 
-    def test_a_sweep_of_nothing(self, engine: Engine, space: str) -> None:
+    def test_a_sweep_of_an_empty_space(self, engine: Engine, space: str) -> None:
         engine.commit(Batch(id=new_id(), space=space))
         swept = engine.sweep(space, grace_seconds=0)
         assert (swept.objects, swept.bodies, swept.lists, swept.bytes, swept.kept_objects) == (0, 0, 0, 0, 0)
 
-    def test_sweeping_beside_commits_breaks_nothing(self, engine: Engine, space: str) -> None:
-        """The hard case: content is let go, swept and wanted again at the same moment, without any grace."""
+    def test_a_sweep_during_commits_is_safe(self, engine: Engine, space: str) -> None:
+        """The worst case: content is unlinked, swept and required again at once, without a grace period."""
         self._race(engine, engine, space)
 
     @needs("shared_writers")
-    def test_sweeping_from_another_engine_breaks_nothing(
+    def test_a_sweep_by_another_engine_is_safe(
         self, engine: Engine, space: str, open_engine: OpenEngine
     ) -> None:
         self._race(engine, open_engine(), space)

@@ -1,4 +1,4 @@
-"""The journal: growing numbers, followers that miss nothing, pages that hold still."""
+"""The journal: increasing sequence numbers, followers that miss nothing, stable pages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ORDERS = [
 
 
 class JournalTests(EngineHarness):
-    """What the journal promises."""
+    """Guarantees of the journal."""
 
     def test_an_event_reads_back_as_it_was_written(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
@@ -58,8 +58,8 @@ class JournalTests(EngineHarness):
             (draft.id, receipt.committed_at_us)
         }
 
-    def test_sequence_numbers_grow_and_are_never_reused(self, engine: Engine, space: str) -> None:
-        """Not after an erasure of the newest rows, either."""
+    def test_sequence_numbers_increase_and_are_never_reused(self, engine: Engine, space: str) -> None:
+        """Not even after an erasure of the newest rows."""
         sizes = (1, 3, 0, 2, 0, 1)
         expected = 1
         for size in sizes:
@@ -82,7 +82,7 @@ class JournalTests(EngineHarness):
 
     @needs("follow")
     def test_a_follower_sees_every_event_once_and_in_order(self, engine: Engine, space: str) -> None:
-        """With concurrent writers: what a follower has passed is never filled in behind it."""
+        """With concurrent writers: no event appears before a follower's position."""
         writers, commits = 4, 25
         followed: list[Record] = []
         late: list[int] = []
@@ -119,7 +119,7 @@ class JournalTests(EngineHarness):
         assert followed == all_records(engine, space, limit=1000)
 
     @needs("follow")
-    def test_waiting_ends_with_news_or_with_time(self, engine: Engine, space: str) -> None:
+    def test_waiting_ends_with_a_commit_or_a_timeout(self, engine: Engine, space: str) -> None:
         assert engine.wait(space, 0, seconds=0) == 0
         started = time.monotonic()
         assert engine.wait(space, 0, seconds=0.2) == 0
@@ -150,7 +150,7 @@ class JournalTests(EngineHarness):
         assert time.monotonic() - started < 10
 
     @pytest.mark.parametrize("query", ORDERS, ids=["seq", "newest seq", "time", "newest time"])
-    def test_pages_join_to_the_whole_in_order(self, engine: Engine, space: str, query: EventQuery) -> None:
+    def test_pages_add_up_to_the_whole_in_order(self, engine: Engine, space: str, query: EventQuery) -> None:
         _some_events(engine, space)
         found = all_records(engine, space, query, limit=10_000)
         assert len(found) == 40
@@ -161,7 +161,7 @@ class JournalTests(EngineHarness):
         assert engine.scan(space, query, limit=41).cursor is None
 
     @pytest.mark.parametrize("query", ORDERS, ids=["seq", "newest seq", "time", "newest time"])
-    def test_paging_under_inserts_neither_repeats_nor_skips(
+    def test_paging_during_inserts_neither_repeats_nor_skips(
         self, engine: Engine, space: str, query: EventQuery
     ) -> None:
         _some_events(engine, space)
@@ -185,7 +185,7 @@ class JournalTests(EngineHarness):
         assert existed <= set(seen)
 
     @pytest.mark.parametrize("order", ["seq", "time"])
-    def test_events_are_found_by_what_they_are(self, engine: Engine, space: str, order: Any) -> None:
+    def test_events_are_found_by_their_fields(self, engine: Engine, space: str, order: Any) -> None:
         events = _some_events(engine, space)
         queries: dict[str, dict[str, Any]] = {
             "kinds": {"kinds": ("call", "note")},
@@ -234,12 +234,12 @@ class JournalTests(EngineHarness):
         found = all_records(engine, space, EventQuery(scope=scope, brief=True))
         assert [record.event.body for record in found if record.event.data is None] == [apart]
 
-    def test_a_time_range_has_its_start_and_not_its_end(self, engine: Engine, space: str) -> None:
+    def test_a_time_range_includes_its_start_and_excludes_its_end(self, engine: Engine, space: str) -> None:
         engine.commit(batches.events(space, *[batches.event(id=f"{ts}", ts_us=ts) for ts in (1, 2, 3)]))
         found = engine.scan(space, EventQuery(since_us=1, until_us=3)).records
         assert [record.event.id for record in found] == ["1", "2"]
 
-    def test_a_follower_continues_behind_a_record(self, engine: Engine, space: str) -> None:
+    def test_a_follower_continues_after_a_record(self, engine: Engine, space: str) -> None:
         _some_events(engine, space)
         found = all_records(engine, space, limit=1000)
         page = engine.scan(space, EventQuery(), after=cursor_behind(found[-1]))
@@ -248,14 +248,14 @@ class JournalTests(EngineHarness):
         page = engine.scan(space, EventQuery(), after=cursor_behind(found[-1]))
         assert [record.event.id for record in page.records] == ["news"]
 
-    def test_a_cursor_of_another_order_is_refused(self, engine: Engine, space: str) -> None:
+    def test_a_cursor_of_another_order_is_rejected(self, engine: Engine, space: str) -> None:
         engine.commit(batches.events(space, batches.event()))
         for order, cursor in (("seq", "abc"), ("seq", "1.2"), ("time", "x.y"), ("time", "")):
             with pytest.raises(InvalidInput, match="cursor"):
                 engine.scan(space, EventQuery(order=order), after=cursor)  # pyright: ignore[reportArgumentType]
 
     @pytest.mark.parametrize("limit", [0, -1, 10_001])
-    def test_a_page_has_a_sensible_size(self, engine: Engine, space: str, limit: int) -> None:
+    def test_the_limit_of_a_page_is_validated(self, engine: Engine, space: str, limit: int) -> None:
         with pytest.raises(InvalidInput, match="limit"):
             engine.scan(space, EventQuery(), limit=limit)
 
@@ -266,7 +266,7 @@ def _in_brief(record: Record) -> object:
 
 
 def _some_events(engine: Engine, space: str) -> list[Event]:
-    """40 events in 16 commits, with times that go up and down and some that are equal."""
+    """Write 40 events in 16 commits, with times out of order and some of them equal."""
     events = [
         batches.event(
             ("note", "call", "tool")[number % 3],

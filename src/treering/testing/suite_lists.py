@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ListTests(EngineHarness):
-    """What a list promises."""
+    """Guarantees of lists."""
 
     def test_a_list_reads_back_in_order(self, engine: Engine, space: str) -> None:
         engine.commit(batches.append(space, "l", "a", "b", at=0))
@@ -36,7 +36,7 @@ class ListTests(EngineHarness):
             list="l", scope=batches.SCOPE, parent=None, start=0, length=3, depth=0
         )
 
-    def test_a_list_that_is_not_there(self, engine: Engine, space: str) -> None:
+    def test_a_missing_list(self, engine: Engine, space: str) -> None:
         assert engine.list_info(space, "l") is None
         assert engine.lineage(space, "l") == []
         with pytest.raises(NotFound, match="'l'"):
@@ -72,7 +72,7 @@ class ListTests(EngineHarness):
             assert len(winners) == 1
             assert _read(engine, space, "l", length, length + 9) == winners
 
-    def test_a_fork_shares_its_past_and_goes_its_own_way(self, engine: Engine, space: str) -> None:
+    def test_a_fork_shares_its_past_and_then_diverges(self, engine: Engine, space: str) -> None:
         engine.commit(batches.append(space, "l", "a", "b", "c", at=0))
         engine.commit(batches.append(space, "fork", "x", at=2, parent="l"))
         engine.commit(batches.append(space, "l", "d", at=3))
@@ -84,15 +84,15 @@ class ListTests(EngineHarness):
             ListInfo(list="l", scope=batches.SCOPE, parent=None, start=0, length=4, depth=0),
         ]
 
-    def test_a_fork_may_begin_empty(self, engine: Engine, space: str) -> None:
+    def test_a_fork_may_start_empty(self, engine: Engine, space: str) -> None:
         engine.commit(batches.append(space, "l", "a", "b", at=0))
         engine.commit(batches.append(space, "fork", at=1, parent="l"))
         assert _read(engine, space, "fork") == ["a"]
         engine.commit(batches.append(space, "fork", "x", at=1, parent="l"))
         assert _read(engine, space, "fork") == ["a", "x"]
 
-    def test_what_was_read_at_a_length_never_changes(self, engine: Engine, space: str) -> None:
-        """Forks, appends and sweeps happen; every range that was ever there reads the same."""
+    def test_a_range_of_a_list_never_changes(self, engine: Engine, space: str) -> None:
+        """During forks, appends and sweeps, every existing range reads the same."""
         chance = random.Random(11)
         model: dict[str, list[str]] = {"l0": []}
         engine.commit(batches.append(space, "l0", at=0))
@@ -119,7 +119,7 @@ class ListTests(EngineHarness):
             assert _read(engine, space, name, start, stop) == items[start:stop]
         assert not problems(engine, space)
 
-    def test_a_batch_may_append_twice_and_fork_what_it_made(self, engine: Engine, space: str) -> None:
+    def test_a_batch_may_append_twice_and_fork_its_own_list(self, engine: Engine, space: str) -> None:
         def grow(list_id: str, *items: str, at: int, parent: str | None = None) -> Append:
             contents = tuple(map(batches.words, items))
             return Append(list=list_id, scope=batches.SCOPE, at=at, items=contents, parent=parent)
@@ -132,7 +132,7 @@ class ListTests(EngineHarness):
         with pytest.raises(InvalidInput, match="'l'"):
             engine.commit(Batch(id=new_id(), space=space, lists=out_of_order))
 
-    def test_a_fork_has_a_parent_that_is_long_enough(self, engine: Engine, space: str) -> None:
+    def test_a_fork_needs_a_parent_that_is_long_enough(self, engine: Engine, space: str) -> None:
         engine.commit(batches.append(space, "l", "a", "b", at=0))
         with pytest.raises(Conflict, match="'l'"):
             engine.commit(batches.append(space, "fork", "x", at=3, parent="l"))
@@ -150,7 +150,7 @@ class ListTests(EngineHarness):
         engine.commit(batches.append(space, "fork", "y", at=2, parent="l"))
 
     def test_a_list_keeps_its_scope(self, engine: Engine, space: str) -> None:
-        """What is appended is erased with the list, so it must not belong to another scope."""
+        """Items are erased with their list, so they must not belong to another scope."""
         engine.commit(batches.append(space, "l", "a", at=0))
         with pytest.raises(Conflict, match="scope"):
             engine.commit(batches.append(space, "l", "b", at=1, scope=batches.OTHER_SCOPE))
@@ -159,7 +159,7 @@ class ListTests(EngineHarness):
         assert info is not None
         assert info.scope == batches.OTHER_SCOPE
 
-    def test_a_lineage_is_not_endless(self, engine: Engine, space: str) -> None:
+    def test_the_depth_of_a_lineage_is_limited(self, engine: Engine, space: str) -> None:
         engine.commit(batches.append(space, "l0", "a", at=0))
         for depth in range(1, MAX_DEPTH + 1):
             engine.commit(batches.append(space, f"l{depth}", f"{depth}", at=depth, parent=f"l{depth - 1}"))

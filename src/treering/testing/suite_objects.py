@@ -1,4 +1,4 @@
-"""Objects and slots: every address that a store hands out resolves and verifies."""
+"""Objects and slots: every address that a store returns can be resolved and verified."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class ObjectTests(EngineHarness):
-    """What content promises."""
+    """Guarantees of content."""
 
     def test_content_reads_back_as_it_was_put(self, engine: Engine, space: str) -> None:
-        """Any kind, any size, in the order asked for, and as often as asked for."""
+        """Any kind and size, in the order of the addresses, including duplicates."""
         draft = Draft(space)
         contents = [
             Content("text", b""),
@@ -54,7 +54,7 @@ class ObjectTests(EngineHarness):
     def test_equal_bytes_of_different_kinds_are_different_objects(
         self, engine: Engine, space: str, kind: str
     ) -> None:
-        """Trees are read back as they are, too; an empty one is ``[1, []]`` in MessagePack."""
+        """Trees are read back unchanged, too; an empty one is ``[1, []]`` in MessagePack."""
         contents = [Content(each, b"\x92\x01\x90") for each in KINDS]
         names = engine.stage(space, contents)
         assert len(set(names)) == len(KINDS)
@@ -64,7 +64,7 @@ class ObjectTests(EngineHarness):
     @pytest.mark.parametrize(
         "address", [object_address("a" * 64), slot_address("nobody", 0, 0)], ids=["object", "slot"]
     )
-    def test_what_is_not_there_is_not_found(self, engine: Engine, space: str, address: Address) -> None:
+    def test_missing_content_is_not_found(self, engine: Engine, space: str, address: Address) -> None:
         engine.commit(batches.set_ref(space, "r"))
         with pytest.raises(NotFound) as caught:
             engine.get(space, [address])
@@ -82,7 +82,9 @@ class ObjectTests(EngineHarness):
     @pytest.mark.parametrize(
         "address", ["", "o:short", "o:" + "G" * 64, "s:x", "s:x:1", "x:y", list_address("l")]
     )
-    def test_what_is_no_address_of_content_is_refused(self, engine: Engine, space: str, address: str) -> None:
+    def test_an_invalid_address_of_content_is_rejected(
+        self, engine: Engine, space: str, address: str
+    ) -> None:
         engine.commit(batches.set_ref(space, "r"))
         with pytest.raises(InvalidInput):
             engine.get(space, [Address(address)])
@@ -104,7 +106,7 @@ class ObjectTests(EngineHarness):
         engine.stage(space, [content])
         assert engine.stats(space).objects == 1
 
-    def test_a_commit_names_all_objects_that_it_misses(self, engine: Engine, space: str) -> None:
+    def test_a_commit_names_all_missing_objects(self, engine: Engine, space: str) -> None:
         here, missing = (
             batches.noise(5000, seed=1),
             [batches.noise(5000, seed=2), batches.noise(5000, seed=3)],
@@ -123,7 +125,7 @@ class ObjectTests(EngineHarness):
         engine.stage(space, missing)
         assert engine.commit(batch).versions == {"r": 1}
 
-    def test_a_batch_may_point_at_what_it_brings(self, engine: Engine, space: str) -> None:
+    def test_a_batch_may_link_its_own_content(self, engine: Engine, space: str) -> None:
         content = batches.noise(5000)
         draft = Draft(space)
         draft.put(content, scope="s")
@@ -143,7 +145,7 @@ class ObjectTests(EngineHarness):
             engine.commit(batches.set_ref(space, "r", links=(slot_address("nobody", 0, 0),)))
         assert engine.refs(space, ["r"])["r"].links == (address,)
 
-    def test_staging_takes_an_iterator_and_gives_names_in_order(self, engine: Engine, space: str) -> None:
+    def test_staging_takes_an_iterator_and_returns_names_in_order(self, engine: Engine, space: str) -> None:
         contents = [batches.noise(20_000, seed=number) for number in range(40)]
         taken: list[int] = []
 
@@ -161,12 +163,12 @@ class ObjectTests(EngineHarness):
         assert engine.stage(space, contents) == names
         assert engine.stage(space, []) == []
 
-    def test_what_is_staged_is_in_no_list_ref_or_journal(self, engine: Engine, space: str) -> None:
+    def test_staged_content_is_in_no_list_ref_or_journal(self, engine: Engine, space: str) -> None:
         engine.stage(space, [batches.noise(5000)])
         stats = engine.stats(space)
         assert (stats.objects, stats.events, stats.refs, stats.lists, stats.commits) == (1, 0, 0, 0, 0)
 
-    def test_a_check_reads_everything_and_says_how_much(self, engine: Engine, space: str) -> None:
+    def test_a_check_reads_everything_and_reports_how_much(self, engine: Engine, space: str) -> None:
         for number in range(5):
             draft = Draft(space)
             batches.full_load(draft, key=f"k{number}" + "x" * number)

@@ -1,4 +1,4 @@
-"""Processes and leases: what several processes that share a store may rely on.
+"""Processes and leases: what processes that share a store may rely on.
 
 An acknowledged write is read everywhere, and a fork harms neither parent nor child. A lease has one holder,
 its tokens grow, and a fence stops a holder that lost it. The clock of a lease is the store's, so the tests of
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class LeaseTests(EngineHarness):
-    """The promises of leases."""
+    """Guarantees of leases."""
 
     @needs("claim")
     def test_a_claim_has_one_holder(self, engine: Engine, space: str) -> None:
@@ -57,7 +57,7 @@ class LeaseTests(EngineHarness):
         assert longer.expires_at_us > again.expires_at_us
 
     @needs("claim")
-    def test_the_token_grows_with_every_change_of_holder(self, engine: Engine, space: str) -> None:
+    def test_the_token_increases_with_every_change_of_holder(self, engine: Engine, space: str) -> None:
         tokens: list[int] = []
         for holder in ("a", "b", "b", "a"):
             lease = _claim(engine, space, holder, seconds=60)
@@ -66,7 +66,7 @@ class LeaseTests(EngineHarness):
         assert tokens == sorted(set(tokens))
 
     @needs("claim")
-    def test_an_expired_lease_can_be_claimed_and_is_lost(self, engine: Engine, space: str) -> None:
+    def test_an_expired_lease_is_lost_and_can_be_claimed(self, engine: Engine, space: str) -> None:
         lease = _claim(engine, space, "a", seconds=0.1)
         time.sleep(0.15)
         assert engine.heartbeat(lease, seconds=60) is None
@@ -114,7 +114,7 @@ class LeaseTests(EngineHarness):
 
     @needs("claim")
     def test_a_stale_token_never_commits(self, engine: Engine, space: str) -> None:
-        """Not when the lease is someone else's, not when it was released, not when it ran out."""
+        """Whether the lease has another holder, was released or has expired."""
         stale = _claim(engine, space, "a", seconds=60)
         engine.release(stale)
         with pytest.raises(Fenced, match="job"):
@@ -131,8 +131,8 @@ class LeaseTests(EngineHarness):
         assert not engine.refs(space, ["r"])
 
     @needs("claim")
-    def test_a_fence_is_looked_at_before_other_preconditions(self, engine: Engine, space: str) -> None:
-        """Who lost the lease must learn that, not which ref the new holder has moved."""
+    def test_a_fence_is_checked_before_other_preconditions(self, engine: Engine, space: str) -> None:
+        """A writer that lost the lease gets that error, not one about a ref that the new holder moved."""
         with pytest.raises(Conflict) as caught:
             engine.commit(batches.fenced(batches.set_ref(space, "r", expect=9), "job", 1))
         assert type(caught.value) is Fenced
@@ -156,15 +156,15 @@ _CHILD_SECONDS = 60
 
 
 class ProcessTests(EngineHarness):
-    """The promises to several processes."""
+    """Guarantees for concurrent processes."""
 
-    def test_a_write_is_read_at_once(self, engine: Engine, space: str) -> None:
+    def test_a_write_is_visible_immediately(self, engine: Engine, space: str) -> None:
         for number in range(30):
             engine.commit(batches.set_ref(space, "r", b"%d" % number))
             assert engine.refs(space, ["r"])["r"].value == b"%d" % number
 
     @needs("shared_writers")
-    def test_a_write_is_read_at_once_by_another_engine(
+    def test_a_write_is_visible_to_another_engine_immediately(
         self, engine: Engine, space: str, open_engine: OpenEngine
     ) -> None:
         other = open_engine()
@@ -178,7 +178,7 @@ class ProcessTests(EngineHarness):
         assert portrait(engine, space) == portrait(other, space)
 
     @needs("shared_writers")
-    def test_a_write_of_another_process_is_read_at_once(
+    def test_a_write_of_another_process_is_visible_immediately(
         self, engine: Engine, space: str, make_engine: OpenEngine
     ) -> None:
         engine.commit(batches.set_ref(space, "parent"))
@@ -279,11 +279,11 @@ class ProcessTests(EngineHarness):
 
 
 def _in_child(action: Callable[[], None]) -> None:
-    """Run an action in a forked child that ends without any cleanup, and wait for it."""
+    """Run an action in a forked child that exits without cleanup, and wait for it."""
     sys.stdout.flush()
     sys.stderr.flush()
     with warnings.catch_warnings():
-        # Python warns of forks in processes with threads: whether that works is what is tested here.
+        # Python warns about forks in processes with threads; this tests that they work.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
@@ -291,7 +291,7 @@ def _in_child(action: Callable[[], None]) -> None:
         try:
             action()
             code = 0
-        except BaseException:  # noqa: BLE001 - a child must never come back into the test run
+        except BaseException:  # noqa: BLE001 - a child must never return to the test run
             traceback.print_exc()
             sys.stderr.flush()
         finally:

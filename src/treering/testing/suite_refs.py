@@ -1,4 +1,4 @@
-"""Refs: compare-and-swap on versions that only grow."""
+"""Refs: compare-and-swap on versions that only increase."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class RefTests(EngineHarness):
-    """What a ref promises."""
+    """Guarantees of refs."""
 
-    def test_a_version_grows_by_one_with_every_change_and_across_deletes(
+    def test_a_version_increases_by_one_with_every_change_and_across_deletes(
         self, engine: Engine, space: str
     ) -> None:
         versions = [
@@ -53,7 +53,7 @@ class RefTests(EngineHarness):
         ref = engine.refs(space, ["head"])["head"]
         assert (ref.scope, ref.version, ref.value, ref.links) == ("/thread/t10", 2, b"", ())
 
-    def test_a_ref_moves_only_from_the_version_that_is_expected(self, engine: Engine, space: str) -> None:
+    def test_a_ref_moves_only_from_the_expected_version(self, engine: Engine, space: str) -> None:
         engine.commit(batches.set_ref(space, "head", b"a", expect=ABSENT))
         for expect in (ABSENT, 2):
             with pytest.raises(RefMoved, match="head"):
@@ -66,8 +66,8 @@ class RefTests(EngineHarness):
         assert not engine.refs(space, ["head"])
         assert engine.commit(batches.set_ref(space, "head", b"c", expect=ABSENT)).versions == {"head": 4}
 
-    def test_deleting_what_is_absent_is_no_change(self, engine: Engine, space: str) -> None:
-        """The version stays: 0 for a ref that never was, its last one for a deleted one."""
+    def test_deleting_a_missing_ref_changes_nothing(self, engine: Engine, space: str) -> None:
+        """Its version stays: 0 if it never existed, otherwise the last one."""
         assert engine.commit(_delete(space, "head")).versions == {"head": 0}
         assert engine.commit(batches.set_ref(space, "head")).versions == {"head": 1}
         assert engine.commit(_delete(space, "head")).versions == {"head": 2}
@@ -101,7 +101,7 @@ class RefTests(EngineHarness):
             assert {each.refs(space, ["head"])["head"].version for each in engines} == {version}
             expect = version
 
-    def test_a_ref_counts(self, engine: Engine, space: str) -> None:
+    def test_a_ref_can_be_a_counter(self, engine: Engine, space: str) -> None:
         assert engine.commit(_add(space, "total", 5)).sums == {"total": 5}
         assert engine.commit(_add(space, "total", -7)).sums == {"total": -2}
         receipt = engine.commit(_add(space, "total", 10, ceiling=8, expect=2))
@@ -111,19 +111,19 @@ class RefTests(EngineHarness):
             engine.commit(_add(space, "total", 1, ceiling=8))
         assert engine.refs(space, ["total"])["total"].version == 3
 
-    def test_a_deleted_count_starts_at_zero(self, engine: Engine, space: str) -> None:
+    def test_a_deleted_counter_starts_at_zero(self, engine: Engine, space: str) -> None:
         engine.commit(_add(space, "total", 5))
         engine.commit(_delete(space, "total"))
         assert engine.commit(_add(space, "total", 2)).sums == {"total": 2}
 
-    def test_nothing_can_be_added_to_what_is_no_number(self, engine: Engine, space: str) -> None:
+    def test_only_numbers_can_be_added_to(self, engine: Engine, space: str) -> None:
         engine.commit(batches.set_ref(space, "head", b"abc"))
         with pytest.raises(Conflict, match="head"):
             engine.commit(_add(space, "head", 1))
         engine.commit(batches.set_ref(space, "head", b"41"))
         assert engine.commit(_add(space, "head", 1)).sums == {"head": 42}
 
-    def test_a_total_that_no_receipt_could_hold_is_refused(self, engine: Engine, space: str) -> None:
+    def test_a_total_beyond_64_bits_is_rejected(self, engine: Engine, space: str) -> None:
         for value, delta in ((b"%d" % 2**63, 0), (b"%d" % (2**63 - 1), 1), (b"%d" % -(2**70), 1)):
             engine.commit(batches.set_ref(space, "head", value))
             with pytest.raises(Conflict, match="bits"):
@@ -132,7 +132,7 @@ class RefTests(EngineHarness):
         engine.commit(batches.set_ref(space, "head", b"%d" % (2**63 - 2)))
         assert engine.commit(_add(space, "head", 1)).sums == {"head": 2**63 - 1}
 
-    def test_concurrent_adds_all_count_and_none_passes_the_ceiling(self, engine: Engine, space: str) -> None:
+    def test_concurrent_adds_all_count_and_none_exceeds_the_ceiling(self, engine: Engine, space: str) -> None:
         def add() -> int:
             won = 0
             for _ in range(10):
@@ -153,7 +153,7 @@ class RefTests(EngineHarness):
         with pytest.raises(InvalidInput, match="head"):
             engine.commit(draft.batch())
 
-    def test_refs_scan_in_code_point_order(self, engine: Engine, space: str) -> None:
+    def test_refs_are_scanned_in_code_point_order(self, engine: Engine, space: str) -> None:
         names = [
             "Z",
             "a",
@@ -210,7 +210,7 @@ class RefTests(EngineHarness):
         assert engine.refs(space, []) == {}
 
     @pytest.mark.parametrize("limit", [0, -1, 10_001])
-    def test_a_page_of_refs_has_a_valid_size(self, engine: Engine, space: str, limit: int) -> None:
+    def test_the_limit_of_a_page_of_refs_is_validated(self, engine: Engine, space: str, limit: int) -> None:
         engine.commit(batches.set_ref(space, "r"))
         with pytest.raises(InvalidInput, match="limit"):
             engine.scan_refs(space, "", limit=limit)

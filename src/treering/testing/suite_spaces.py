@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class SpaceTests(EngineHarness):
-    """What a space promises."""
+    """Guarantees of spaces."""
 
-    def test_the_same_names_mean_other_things_in_another_space(self, engine: Engine, space: str) -> None:
+    def test_names_are_independent_between_spaces(self, engine: Engine, space: str) -> None:
         """Names that differ only in case or by a suffix are different spaces, too."""
         spaces = [space, space.upper(), f"{space}.b", f"{space}-b"]
         for number, each in enumerate(spaces):
@@ -68,7 +68,7 @@ class SpaceTests(EngineHarness):
         assert other not in engine.spaces()
 
     def test_equal_content_is_stored_once_per_space(self, engine: Engine, space: str) -> None:
-        """And goes from one without going from the other."""
+        """And deleting it in one does not delete it in the other."""
         other = f"{space}-other"
         content = batches.noise(5000)
         for each in (space, other):
@@ -76,7 +76,7 @@ class SpaceTests(EngineHarness):
         assert engine.sweep(space, grace_seconds=0).objects == 1
         assert engine.get(other, [object_address(content.name)]) == [content]
 
-    def test_looking_after_one_space_does_not_touch_another(self, engine: Engine, space: str) -> None:
+    def test_maintenance_of_one_space_does_not_affect_another(self, engine: Engine, space: str) -> None:
         other = f"{space}-other"
         for each in (space, other):
             draft = Draft(each)
@@ -94,7 +94,7 @@ class SpaceTests(EngineHarness):
         assert engine.stats(space).events == 0
 
     @needs("claim")
-    def test_leases_are_of_one_space(self, engine: Engine, space: str) -> None:
+    def test_a_lease_belongs_to_one_space(self, engine: Engine, space: str) -> None:
         other = f"{space}-other"
         lease = engine.claim(space, "job", holder="a", seconds=60)
         assert lease is not None
@@ -102,7 +102,7 @@ class SpaceTests(EngineHarness):
         engine.commit(batches.fenced(batches.set_ref(space, "r"), "job", lease.token))
 
     @needs("search", "sums", "follow")
-    def test_what_is_derived_is_of_one_space(self, engine: Engine, space: str) -> None:
+    def test_derived_data_belongs_to_one_space(self, engine: Engine, space: str) -> None:
         other = f"{space}-other"
         draft = Draft(space)
         batches.full_load(draft)
@@ -112,7 +112,9 @@ class SpaceTests(EngineHarness):
         assert engine.sums(other, SumQuery(grain="day")) == []
         assert engine.wait(other, 0, seconds=0) == 1
 
-    def test_an_unknown_space_is_empty_and_reading_does_not_make_it(self, engine: Engine, space: str) -> None:
+    def test_an_unknown_space_is_empty_and_reading_does_not_create_it(
+        self, engine: Engine, space: str
+    ) -> None:
         assert engine.refs(space, ["r"]) == {}
         assert engine.scan_refs(space, "") == []
         assert engine.scan(space, EventQuery()).records == ()
@@ -122,8 +124,8 @@ class SpaceTests(EngineHarness):
         assert engine.scan_scopes(space, "") == []
         assert space not in engine.spaces()
 
-    def test_an_unknown_space_cannot_be_looked_after(self, engine: Engine, space: str) -> None:
-        """Whoever asks for that has misspelt its name."""
+    def test_maintenance_of_an_unknown_space_is_not_found(self, engine: Engine, space: str) -> None:
+        """The name is probably misspelt."""
         uses: dict[str, Callable[[], object]] = {
             "erase": lambda: engine.erase(space, Erasure(scopes=("s",))),
             "sweep": lambda: engine.sweep(space),
@@ -137,7 +139,7 @@ class SpaceTests(EngineHarness):
                 use()
 
     def test_scopes_can_be_listed(self, engine: Engine, space: str) -> None:
-        """Those that anything is stored under, in code point order, below a prefix."""
+        """Scopes of stored data, in code point order, filtered by a prefix."""
         names = [
             f"{user}/{kind}/{number}"
             for user in ("a", "b%2Fc")
@@ -167,7 +169,7 @@ class SpaceTests(EngineHarness):
             engine.scan_scopes(space, "", limit=0)
 
     @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a b", "ü", "x" * 121, "nul\0"])
-    def test_a_space_has_a_plain_name(self, engine: Engine, name: str) -> None:
+    def test_the_name_of_a_space_is_validated(self, engine: Engine, name: str) -> None:
         with pytest.raises(InvalidInput, match="space"):
             engine.commit(batches.set_ref(name, "r"))
         with pytest.raises(InvalidInput, match="space"):

@@ -29,7 +29,7 @@ def _as_user(url, user, password=""):
     return url.replace("//treering@", f"//{user}:{password}@" if password else f"//{user}@")
 
 
-def test_a_server_that_is_not_there_is_unreachable():
+def test_a_missing_server_is_unreachable():
     (port,) = ports.free(1)
     with pytest.raises(Unreachable) as caught:
         open_postgres(f"postgresql://someone:geheim@127.0.0.1:{port}/agents")
