@@ -104,7 +104,7 @@ class TestOpening:
 
 
 class TestCalls:
-    def test_the_same_words_awaited(self, url: str, tmp_path: Path) -> None:
+    def test_the_async_api(self, url: str, tmp_path: Path) -> None:
         async def main() -> None:
             async with treering.open_async(url) as store:
                 await store.commit(moved(store, "n"))

@@ -346,7 +346,7 @@ def test_times_are_the_clock_s(slow_time):
     assert [event.label for event in store.timeline.of_run(run.id).events] == ["▶ step", "■ step (8.23s)"]
 
 
-def test_the_same_words_awaited(tmp_path):
+def test_the_async_api(tmp_path):
     async def main():
         async with treering.open_async(tmp_path / "store") as store:
             async with store.run(agent="a", thread=store.thread("t")) as run, run.tool("look", 1) as call:

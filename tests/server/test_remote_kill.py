@@ -1,4 +1,4 @@
-"""A server that is killed under its clients: they go on when it is back, and everything happened once."""
+"""Kill the server under its clients: they continue when it is back, and every commit happens once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLIENTS, COMMITS, KILLS = 4, 60, 2
 
 
 @pytest.mark.faults
-def test_clients_outlive_the_server(tmp_path):
+def test_clients_survive_a_killed_server(tmp_path):
     store = tmp_path / "store"
 
     def work(url, client):
@@ -58,7 +58,7 @@ def test_clients_outlive_the_server(tmp_path):
 
 
 def _until(url, seq):
-    """Return when so much was committed."""
+    """Wait until a sequence number is committed."""
     on = RemoteEngine(ConnectionPool(parse_server_url(url, with_key=False), retry_seconds=100))
     while on.wait("default", seq, seconds=60) <= seq:
         pass

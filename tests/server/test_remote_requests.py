@@ -1,4 +1,4 @@
-"""How many requests a call on a remote store takes: what docs/remote.md says of threads and state."""
+"""The number of requests per call on a remote store, as documented in docs/remote.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from treering.server.settings import Settings
 
 @pytest.fixture
 def counted():
-    """A remote store, and a function that gives how many requests a call made of the server."""
+    """A remote store, and a function that counts the requests of a call."""
     with (
         running(treering.open("memory:"), Settings(calls_per_second=1e6)) as url,
         treering.open(url) as store,
@@ -20,8 +20,8 @@ def counted():
 
         def requests() -> int:
             lines = httpx.get(f"{url}/metrics").text.splitlines()
-            told = [each for each in lines if each.startswith("treering_requests_total{")]
-            return sum(int(float(each.split()[-1])) for each in told if 'route="/metrics"' not in each)
+            samples = [each for each in lines if each.startswith("treering_requests_total{")]
+            return sum(int(float(each.split()[-1])) for each in samples if 'route="/metrics"' not in each)
 
         def made(call) -> int:
             before = requests()
@@ -31,7 +31,7 @@ def counted():
         yield store, made
 
 
-def test_a_thread_takes_as_many_requests_as_the_page_says(counted):
+def test_a_thread_takes_the_documented_number_of_requests(counted):
     store, made = counted
     assert made(lambda: store.thread("t").append({"n": 0})) == 2
     thread = store.thread("t")
@@ -50,7 +50,7 @@ def test_a_thread_takes_as_many_requests_as_the_page_says(counted):
     assert made(lambda: store.thread("t").fork("f")) == 3
 
 
-def test_a_history_is_asked_for_in_pages_that_grow(counted):
+def test_a_history_is_fetched_in_growing_pages(counted):
     store, made = counted
     thread = store.thread("t")
     for number in range(1000):
@@ -59,14 +59,14 @@ def test_a_history_is_asked_for_in_pages_that_grow(counted):
     assert made(lambda: list(store.thread("t").history())) == 6
 
 
-def test_state_takes_as_many_requests_as_the_page_says(counted):
+def test_state_takes_the_documented_number_of_requests(counted):
     store, made = counted
     assert made(lambda: store.state.set("k", 1)) == 2
     assert made(lambda: store.state.get("k")) == 1
     assert made(lambda: store.state.add("n", 1)) == 1
 
 
-def test_looking_after_it_takes_as_many_requests_as_the_page_says(counted):
+def test_maintenance_takes_the_documented_number_of_requests(counted):
     store, made = counted
     store.thread("t").append({"n": 0})
     assert made(store.verify) == 5

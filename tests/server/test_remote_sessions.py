@@ -1,4 +1,4 @@
-"""Sessions of frameworks over HTTP: a key that may write but not erase changes nothing when it deletes."""
+"""Sessions of frameworks over HTTP: a failed delete, with a key that may not erase, changes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from treering.testing.portrait import portrait
 
 @pytest.fixture
 def stores():
-    """The same project for a key that may write, and for one that may do everything."""
+    """The same project opened with a write key and with an admin key."""
     local = treering.open("memory:")
     keys = Keys(local.engine, clock=SystemClock())
     with running(local, Settings(calls_per_second=1e6)) as url:
@@ -35,7 +35,7 @@ def seen(store):
     return portrait(store.engine, store.space)
 
 
-def test_an_adk_session_stays_as_it_is(stores):
+def test_an_adk_session_is_unchanged(stores):
     writer, admin = stores
     name = {"app_name": "a", "user_id": "u", "session_id": "s"}
 
@@ -53,7 +53,7 @@ def test_an_adk_session_stays_as_it_is(stores):
     asyncio.run(talk())
 
 
-def test_a_pydantic_ai_conversation_stays_as_it_is(stores):
+def test_a_pydantic_ai_conversation_is_unchanged(stores):
     writer, admin = stores
 
     async def talk():
@@ -70,7 +70,7 @@ def test_a_pydantic_ai_conversation_stays_as_it_is(stores):
     asyncio.run(talk())
 
 
-def test_a_graph_that_may_not_be_pruned_stays_as_it_is(stores):
+def test_a_graph_that_may_not_be_pruned_is_unchanged(stores):
     writer, admin = stores
     saver = TreeringSaver(writer)
     at = put(saver, {"x": 1}, metadata={"run_id": "r", "step": 0})

@@ -1,4 +1,4 @@
-"""A store behind a server, from end to end: one key, the whole API, two clients, the command line."""
+"""A remote store end to end: one key, the whole API, two clients, the command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def server(folder):
-    """A server with one project, and a function that makes keys for it."""
+    """A server with one project, and a function that creates keys for it."""
     local = treering.open(folder)
     keys = Keys(local.engine, clock=SystemClock())
     with running(local, Settings(calls_per_second=1e6)) as url:
@@ -67,7 +67,7 @@ def test_a_run_its_cost_and_its_timeline(store):
     assert types == ["tool.call", "tool.result", "message"]
 
 
-def test_files_memory_state_and_plans(store, tmp_path):
+def test_files_memory_state_and_schedules(store, tmp_path):
     work = tmp_path / "work"
     work.mkdir()
     (work / "report.md").write_text("# One\n")
@@ -95,7 +95,7 @@ def test_files_memory_state_and_plans(store, tmp_path):
     assert [occurrence.outcome for occurrence in store.schedules.occurrences(task.id)] == ["ok"]
 
 
-def test_looking_after_it(store):
+def test_maintenance(store):
     thread = store.thread("t")
     for number in range(5):
         thread.append({"role": "user", "content": f"{number} " + "x" * 5000})
@@ -109,7 +109,7 @@ def test_looking_after_it(store):
     assert store.verify().ok
 
 
-def test_a_key_for_reading_only_reads(server, store):
+def test_a_read_key_can_only_read(server, store):
     url, key = server
     store.state.set("x", 1)
     with treering.open(url, api_key=key("read")) as reader:
@@ -140,7 +140,7 @@ def test_a_local_store_moves_to_the_server_and_back(store, tmp_path):
         assert copy.verify().ok
 
 
-def test_namespaces_are_inside_of_the_project(server, store, folder):
+def test_namespaces_are_within_the_project(server, store, folder):
     url, key = server
     token = key("write")
     with treering.open(url, api_key=token, namespace="staging") as staging:
@@ -160,7 +160,7 @@ def test_namespaces_are_inside_of_the_project(server, store, folder):
         assert "staging" in {name.rpartition(".")[2] for name in local.engine.spaces()}
 
 
-def test_the_same_words_awaited(server):
+def test_the_async_api(server):
     url, key = server
     token = key()
 
@@ -178,7 +178,7 @@ def test_the_same_words_awaited(server):
     assert (count, len(seqs)) == (1, 1)
 
 
-def test_address_and_key_may_be_in_the_environment(server, store, monkeypatch):
+def test_url_and_key_may_be_in_the_environment(server, store, monkeypatch):
     url, key = server
     store.state.set("x", 1)
     monkeypatch.setenv("TREERING_URL", url)
@@ -188,7 +188,7 @@ def test_address_and_key_may_be_in_the_environment(server, store, monkeypatch):
         assert opened.state.get("x") == 1
 
 
-def test_a_follower_hears_of_what_others_do(server, store):
+def test_a_follower_sees_commits_of_other_clients(server, store):
     url, key = server
     heard = threading.Event()
 
@@ -199,7 +199,7 @@ def test_a_follower_hears_of_what_others_do(server, store):
     follower = threading.Thread(target=follow)
     follower.start()
     with treering.open(url, api_key=key("write")) as other:
-        for _ in range(600):  # whenever it was that the follower began
+        for _ in range(600):  # whenever the follower has started
             other.state.add("job/ticks")
             if heard.wait(0.1):
                 break
@@ -245,6 +245,6 @@ def test_a_langgraph_agent_keeps_its_checkpoints_on_the_server(server, store):
     for number in range(3):
         with treering.open(url, api_key=key("write")) as another:
             graph = builder.compile(checkpointer=TreeringSaver(another))
-            told = graph.invoke({"messages": [HumanMessage("hello")]}, place)
-        assert told["messages"][-1].content == f"{2 * number + 1} so far"
+            result = graph.invoke({"messages": [HumanMessage("hello")]}, place)
+        assert result["messages"][-1].content == f"{2 * number + 1} so far"
     assert store.thread("support/alice").load().message_count == 6

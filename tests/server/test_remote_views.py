@@ -1,7 +1,7 @@
-"""What the views promise, they promise over HTTP as well: their own tests, with a remote store.
+"""The tests of threads, runs, memory and other domains, with a remote store.
 
-Every test of the modules below that asks for a ``store`` is collected here once more, and gets one that is
-behind a running server. They know nothing of that.
+Every test of the modules below that takes a ``store`` is collected here again, with a store behind a running
+server. The tests themselves are unchanged.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from importlib import import_module
 import pytest
 
 import treering
-from tests.limits.test_webhooks import receiver, secret  # noqa: F401 - fixtures of theirs
-from tests.runs.test_search import small_pages  # noqa: F401 - a fixture of theirs
-from tests.runs.test_timeline import run  # noqa: F401 - likewise
+from tests.limits.test_webhooks import receiver, secret  # noqa: F401 - their fixtures
+from tests.runs.test_search import small_pages  # noqa: F401 - their fixture
+from tests.runs.test_timeline import run  # noqa: F401 - their fixture
 from tests.server.running import running
-from tests.workspaces.conftest import folder  # noqa: F401 - a fixture of theirs
+from tests.workspaces.conftest import folder  # noqa: F401 - their fixture
 from treering.core.ids import new_id
 from treering.engines.remote.engine import RemoteEngine
 from treering.server.settings import Settings
@@ -48,7 +48,7 @@ MODULES = {
     "claude": "tests.adapters.claude.test_session_store",
 }
 OTHER_STORES = {"other_store", "process"}
-"""Fixtures of tests that bring a second store, or open one by its folder."""
+"""Fixtures of tests that use a second store, or open one by its folder."""
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +68,8 @@ def store(server_url):
 def _tests(module):
     for name, test in vars(import_module(module)).items():
         if name.startswith("test_") and inspect.isfunction(test):
-            asked = inspect.signature(test).parameters.keys()
-            if "store" in asked and not asked & OTHER_STORES:
+            parameters = inspect.signature(test).parameters.keys()
+            if "store" in parameters and not parameters & OTHER_STORES:
                 yield name, test
 
 

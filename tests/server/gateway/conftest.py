@@ -1,4 +1,4 @@
-"""A server over memory, remote engines on it, and keys for it."""
+"""A server on a memory store, remote engines connected to it, and keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def url(store):
 
 @pytest.fixture
 def opened(url):
-    """Opens remote engines, and closes them."""
+    """A function that opens remote engines; they are closed afterwards."""
     made = []
 
     def open_one(api_key=None, where=None):

@@ -1,4 +1,4 @@
-"""Requests that no client of ours would send."""
+"""Requests that our client would not send."""
 
 from __future__ import annotations
 

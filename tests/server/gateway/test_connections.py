@@ -1,4 +1,4 @@
-"""Errors arrive as they were, bad lines lose nothing, and nobody is held up by others."""
+"""Errors keep their class, bad connections lose nothing, and callers do not block each other."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TestErrors:
         ],
         ids=lambda error: type(error).__name__,
     )
-    def test_every_error_arrives_as_it_was(self, error):
+    def test_every_error_keeps_its_class_and_attributes(self, error):
         for arrived in (
             error_from_failure(failure_of(error)),
             error_from_document(msgspec.json.encode(problem_of(error))),
@@ -64,7 +64,7 @@ class TestErrors:
             assert str(arrived) == str(error)
             assert vars(arrived) == vars(error)
 
-    def test_an_error_of_nobody_is_an_error_all_the_same(self):
+    def test_an_unknown_error_is_a_treering_error(self):
         assert type(error_from_failure(protocol.Failure(kind="os", detail="x"))) is errors.TreeringError
         assert (
             type(error_from_failure(protocol.Failure(kind="MissingObjects", detail="x")))
@@ -72,15 +72,15 @@ class TestErrors:
         )
         assert type(error_from_document(b"<html>")) is errors.TreeringError
 
-    def test_a_class_that_only_the_server_knows_arrives_as_the_nearest(self):
+    def test_a_class_unknown_to_the_client_becomes_its_nearest_base(self):
         class Local(NotFound):
             pass
 
         assert type(error_from_failure(failure_of(Local("x")))) is NotFound
 
 
-class TestBadLines:
-    def test_a_lost_answer_is_asked_for_again(self, url, opened):
+class TestBadConnections:
+    def test_a_call_is_retried_after_a_lost_response(self, url, opened):
         with relayed(url) as relay:
             on = opened(where=relay.url)
             relay.lose_answers = 2
@@ -94,7 +94,7 @@ class TestBadLines:
             assert relay.lost == 3
 
     def test_a_rejection_in_the_middle_of_a_request_is_raised(self, opened):
-        """As a proxy may send it, closing the connection before the rest arrives."""
+        """As from a proxy that closes the connection before the rest arrives."""
         problem = msgspec.json.encode(problem_of(TooLarge("not that much")))
         answer = (
             "HTTP/1.1 413 Too Large\r\ncontent-type: application/problem+json\r\n"
@@ -128,7 +128,7 @@ class TestBadLines:
             assert relay.lost == 1
             assert not store.engine.scan("default", EventQuery()).records
 
-    def test_submitted_batches_survive_a_bad_line_in_order(self, url, opened):
+    def test_submitted_batches_survive_a_bad_connection_in_order(self, url, opened):
         with relayed(url) as relay:
             on = opened(where=relay.url)
             relay.lose_answers = 2
@@ -137,8 +137,8 @@ class TestBadLines:
             ]
             assert [each.result(timeout=60).first_seq for each in futures] == list(range(1, 41))
 
-    def test_who_is_called_back_may_commit(self, opened):
-        """In the thread that sends, while more is waiting to be sent."""
+    def test_a_callback_may_commit(self, opened):
+        """In the sending thread, while more batches are waiting to be sent."""
         on = opened()
         done = []
         futures = [on.submit(batches.set_ref("default", f"r{number}")) for number in range(300)]
@@ -147,7 +147,7 @@ class TestBadLines:
         on.close()
         assert [receipt.versions for receipt in done] == [{"called": 1}]
 
-    def test_a_server_that_comes_back_is_used_again(self, tmp_path, opened):
+    def test_a_restarted_server_is_used_again(self, tmp_path, opened):
         with running(treering.open(tmp_path / "store")) as first:
             on = opened(where=first)
             on.commit(batches.set_ref("default", "before"))
@@ -158,12 +158,12 @@ class TestBadLines:
                 assert receipt.result(timeout=30).versions == {"after": 1}
                 assert on.refs("default", ["before", "after"]).keys() == {"before", "after"}
 
-    def test_a_server_that_is_not_there_is_named(self, monkeypatch):
+    def test_the_error_names_an_unreachable_server(self, monkeypatch):
         monkeypatch.setattr(engine, "OPENING_SECONDS", 0.0)
         with pytest.raises(Unreachable, match=r"http://127.0.0.1:9 "):
             treering.open("http://127.0.0.1:9")
 
-    def test_an_answer_that_is_cut_is_not_taken_for_a_whole_one(self):
+    def test_a_truncated_response_is_not_mistaken_for_a_complete_one(self):
         whole = protocol.frame(protocol.MESSAGE, b"x" * 10) + protocol.frame(protocol.END)
         for length in range(len(whole)):
             tags = []
@@ -187,8 +187,8 @@ class TestBadLines:
 
 
 class TestWaiting:
-    def test_a_hundred_who_wait_hold_up_nobody(self, opened):
-        """More than the server has worker threads."""
+    def test_a_hundred_waiting_clients_block_nobody(self, opened):
+        """That is more than the server's worker threads."""
         on = opened()
         on.commit(batches.set_ref("default", "r"))
         waiting = 100
@@ -248,7 +248,7 @@ class TestWaiting:
             rest = [tag for tag, _ in frames if tag != protocol.TICK]
         assert rest == [protocol.MESSAGE, protocol.END]
 
-    def test_slow_methods_of_one_caller_hold_up_no_other(self, store, opened, keys, monkeypatch):
+    def test_slow_methods_of_one_caller_do_not_block_others(self, store, opened, keys, monkeypatch):
         monkeypatch.setattr(protocol, "TICK_SECONDS", 0.02)
         go_on = threading.Event()
         begun = threading.Semaphore(0)
@@ -274,7 +274,7 @@ class TestWaiting:
             go_on.set()
             assert [each.result(timeout=60) for each in slow] == [None] * 8
 
-    def test_an_error_after_the_first_tick_arrives_as_well(self, store, opened, monkeypatch):
+    def test_an_error_after_the_first_tick_is_raised(self, store, opened, monkeypatch):
         monkeypatch.setattr(protocol, "TICK_SECONDS", 0.01)
         ticked = threading.Event()
         frame = protocol.frame
@@ -313,7 +313,7 @@ class TestEncryption:
             on.close()
 
 
-def test_the_remote_engine_is_loaded_only_by_those_who_use_it():
+def test_the_remote_engine_is_imported_only_when_used():
     code = "import treering, sys; treering.open('memory:'); print('treering.engines.remote' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -1,4 +1,4 @@
-"""The gateway refuses what is too large, and what cannot be right; nothing breaks it."""
+"""The gateway rejects requests that are too large or invalid, and nothing breaks it."""
 
 from __future__ import annotations
 
@@ -41,32 +41,32 @@ class TestLimits:
         with running(store, Settings(max_body=100_000)) as url:
             yield url
 
-    def test_a_large_request_is_refused_before_it_is_read(self, url):
+    def test_a_large_request_is_rejected_before_it_is_read(self, url):
         status, answer = post(url, "stage", b"x" * 100_001)
         assert (status, type(error_from_document(answer))) == (413, TooLarge)
 
-    @pytest.mark.parametrize("tells_its_size", [True, False])
-    def test_a_bomb_does_not_go_off(self, url, tells_its_size):
+    @pytest.mark.parametrize("declares_its_size", [True, False])
+    def test_a_decompression_bomb_is_rejected(self, url, declares_its_size):
         packed = zstd.compress(bytes(50_000_000))
-        if not tells_its_size:
+        if not declares_its_size:
             compressor = zstd.ZstdCompressor(options={zstd.CompressionParameter.content_size_flag: 0})
             packed = compressor.compress(bytes(50_000_000)) + compressor.flush()
         bomb = protocol.HEAD.pack(protocol.MESSAGE | 0x80, len(packed)) + packed
         status, answer = post(url, "refs", bomb)
         assert (status, type(error_from_document(answer))) == (413, TooLarge)
 
-    def test_many_small_bombs_do_not_go_off(self, url):
+    def test_many_small_decompression_bombs_are_rejected(self, url):
         small = protocol.frame(protocol.MESSAGE, msgspec.msgpack.encode(Content("bytes", bytes(60_000))))
         assert len(small) < 1000
         nothing = protocol.frame(protocol.MESSAGE, msgspec.msgpack.encode(protocol.NoArguments()))
         assert post(url, "stage", nothing + small)[0] == 200
         assert post(url, "stage", nothing + small * 2)[0] == 413
 
-    def test_the_client_says_it_before_it_sends(self, opened):
+    def test_the_client_rejects_large_requests_before_sending(self, opened):
         with pytest.raises(TooLarge, match="100,000"):
             opened().stage("default", [batches.noise(200_000)])
 
-    def test_large_objects_travel_ahead_of_their_batch(self, opened, monkeypatch):
+    def test_large_objects_are_sent_before_their_batch(self, opened, monkeypatch):
         monkeypatch.setattr(engine, "GROUP_BYTES", 50_000)
         contents = [batches.noise(40_000, seed=number) for number in range(5)]
         draft = Draft("default")
@@ -83,14 +83,14 @@ class TestLimits:
         )
         assert on.submit(again.batch()).result(timeout=30).versions == {"submitted": 1}
 
-    def test_what_shrinks_on_the_way_is_counted_as_it_is(self, opened):
+    def test_compressible_content_counts_at_its_full_size(self, opened):
         contents = [Content("bytes", bytes([number]) * 30_000) for number in range(20)]
         on = opened()
         names = on.stage("default", contents)
         assert names == [content.name for content in contents]
         assert not on.missing("default", names)
 
-    def test_a_copy_is_cut_to_what_a_request_has_room_for(self, store, opened):
+    def test_a_copy_is_split_to_fit_into_requests(self, store, opened):
         draft = Draft("source")
         for number in range(20):
             content = Content("bytes", bytes([number]) * 30_000)
@@ -108,7 +108,7 @@ class TestLimits:
         assert portrait(store.engine, "default") == portrait(source, "source")
 
     @given(st.integers(1, 3000), st.lists(st.integers(1, 900), max_size=12))
-    def test_pieces_hold_everything_once_and_in_order(self, size, lengths):
+    def test_pieces_contain_everything_once_and_in_order(self, size, lengths):
         contents = tuple(Content("bytes", bytes(length)) for length in lengths)
         refs = tuple(
             RefRow(
@@ -136,7 +136,7 @@ class TestLimits:
             rows = len(piece.objects) + len(piece.refs)
             assert rows == 1 or len(msgspec.msgpack.encode(piece)) <= size + 300
 
-    def test_a_sweep_between_staging_and_commit_is_made_good(self, store, opened, monkeypatch):
+    def test_objects_swept_between_staging_and_commit_are_staged_again(self, store, opened, monkeypatch):
         monkeypatch.setattr(engine, "GROUP_BYTES", 10_000)
         on = opened()
         on.commit(batches.set_ref("default", "first"))
@@ -156,7 +156,7 @@ class TestLimits:
         assert sweeps == [1, 1]
 
 
-class TestRefusals:
+class TestInvalidRequests:
     @given(st.sampled_from(sorted(METHODS)), st.binary(max_size=60))
     def test_no_bytes_break_the_server(self, garbled, method, body):
         status, answer = post(garbled, method, body)
@@ -189,35 +189,35 @@ class TestRefusals:
         with running(treering.open("memory:"), Settings(calls_per_second=1e6)) as url:
             yield url
 
-    def test_an_object_must_hold_what_its_name_says(self, store, opened):
+    def test_an_object_must_match_its_name(self, store, opened):
         lie = Batch(id="lie", space="default", objects={"a" * 64: batches.noise(5000)})
         with pytest.raises(InvalidInput, match="does not match its name"):
             opened().commit(lie)
         assert store.engine.missing("default", ["a" * 64])
 
     @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0, 1e12])
-    def test_a_lease_lasts_a_sensible_time(self, opened, seconds):
+    def test_the_duration_of_a_lease_is_validated(self, opened, seconds):
         with pytest.raises(InvalidInput, match="seconds"):
             opened().claim("default", "job", holder="a", seconds=seconds)
 
-    def test_what_cannot_be_sent_is_said(self, opened):
+    def test_unencodable_arguments_are_rejected(self, opened):
         on = opened()
         with pytest.raises(InvalidInput):
             on.scan_refs("default", "\ud800")
         with pytest.raises(InvalidInput):
             on.wait("default", 1 << 70, seconds=0)
 
-    def test_another_version_of_the_protocol_is_named(self, url, monkeypatch):
+    def test_another_protocol_version_is_an_error(self, url, monkeypatch):
         monkeypatch.setattr(transport, "VERSION", 99)
         with pytest.raises(Unsupported, match=r"version 1 .* version 99; upgrade"):
             open_remote(url)
 
-    def test_a_request_that_is_not_of_a_client_is_told_so(self, url):
+    def test_a_request_without_the_protocol_header_is_rejected(self, url):
         status, answer = post(url, "spaces", b"", headers={})
         assert status == 422
         assert "treering.open" in str(error_from_document(answer))
 
-    def test_some_other_server_is_not_taken_for_ours(self):
+    def test_another_server_is_not_mistaken_for_ours(self):
         class Other(http.server.BaseHTTPRequestHandler):
             def do_POST(self):
                 self.send_response(self.server.status)

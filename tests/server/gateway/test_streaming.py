@@ -1,4 +1,4 @@
-"""A file of any size goes to a server and comes back without either side ever holding it."""
+"""A file of any size is uploaded and downloaded without either side holding it in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.server.test_serving import Server
 
 MEGABYTES = 200
 BOUND = 100
-"""What each side may take beyond what it took when it was idle: half of the file."""
+"""How much memory each side may use beyond its idle use: half of the file."""
 
 CLIENT = """
 import resource, sys
@@ -32,7 +32,7 @@ with treering.open(url) as store:
 
 
 def peak_of(process: int) -> int:
-    """The most memory that a process has held so far, in megabytes."""
+    """Return the peak memory of a process, in megabytes."""
     for line in Path(f"/proc/{process}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) // 1024
@@ -41,7 +41,7 @@ def peak_of(process: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-def test_neither_side_holds_a_large_file(tmp_path):
+def test_neither_side_holds_a_large_file_in_memory(tmp_path):
     large = tmp_path / "in" / "large.bin"
     large.parent.mkdir()
     dice = random.Random(7)

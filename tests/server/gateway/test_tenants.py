@@ -1,4 +1,4 @@
-"""The gateway keeps projects apart, whatever a client calls its namespace, and keys to their scope."""
+"""The gateway isolates projects, whatever a client's namespace is, and enforces the scope of keys."""
 
 from __future__ import annotations
 
@@ -60,24 +60,24 @@ CALLS = {
 
 
 class TestTenants:
-    def test_every_method_is_called_here(self):
+    def test_every_method_is_covered_here(self):
         assert CALLS.keys() == METHODS.keys()
 
     @pytest.mark.parametrize("method", CALLS)
-    def test_no_method_reaches_into_another_project(self, store, opened, keys, method):
-        """Whatever a namespace is called, it is as empty as any other, and the neighbour notices nothing."""
+    def test_no_method_reaches_another_project(self, store, opened, keys, method):
+        """Any namespace is as empty as another, and the other project is unaffected."""
         theirs = ("b", space_of("b", "x"))
         for space in theirs:
             _plant(store.engine, space)
         mine = opened(keys("a"))
         before = [_state(store.engine, space) for space in (*theirs, KEYS_SPACE)]
-        usual = _told(method, mine, "fresh")
+        usual = _result_text(method, mine, "unused")
         for namespace in ("default", "b", "side.1.b.x", "side.1.a.b", KEYS_SPACE, "x"):
-            assert _told(method, mine, namespace) == usual
+            assert _result_text(method, mine, namespace) == usual
             assert [_state(store.engine, space) for space in (*theirs, KEYS_SPACE)] == before
 
-    def test_a_forged_space_inside_of_a_record_means_nothing(self, store, url, keys):
-        """As a client that does not keep to the rules would send it."""
+    def test_a_forged_space_in_a_record_is_ignored(self, store, url, keys):
+        """As a malicious client would send it."""
         token = keys("a")
         held = store.engine.claim("b", "job", holder="b", seconds=60)
         forged = msgspec.msgpack.encode(protocol.CommitRequest((batches.set_ref("b", "forged"),)))
@@ -89,7 +89,7 @@ class TestTenants:
         assert post(url, "release", protocol.frame(protocol.MESSAGE, release), token=token)[0] == 200
         assert store.engine.claim("b", "job", holder="a", seconds=1) is None
 
-    def test_the_namespaces_of_a_project_are_its_own(self, opened, keys):
+    def test_namespaces_are_private_to_their_project(self, opened, keys):
         mine, theirs = opened(keys("a")), opened(keys("b"))
         for each in (mine, theirs):
             for namespace in ("default", "x", "side.1.b.x"):
@@ -110,12 +110,12 @@ class TestTenants:
             assert found.setdefault(space, (project, namespace)) == (project, namespace)
             assert namespaces_of(project, [space]) == [namespace]
 
-    def test_the_name_of_the_project_is_no_namespace_of_it(self, opened, keys):
+    def test_the_name_of_the_project_is_not_a_namespace(self, opened, keys):
         mine = opened(keys("acme"))
         with pytest.raises(InvalidInput, match="omit the namespace"):
             mine.refs("acme", ["r"])
 
-    def test_a_project_that_looks_like_a_side_space_has_no_gateway(self, opened, keys):
+    def test_a_project_named_like_a_side_space_cannot_use_the_gateway(self, opened, keys):
         mine = opened(keys("a"))
         mine.commit(batches.set_ref("x", "r"))
         with pytest.raises(Forbidden, match="rename the project"):
@@ -123,7 +123,7 @@ class TestTenants:
 
 
 class TestKeys:
-    def test_without_a_key_nobody_gets_in(self, url, keys):
+    def test_a_key_is_required(self, url, keys):
         keys("a")
         with pytest.raises(Unauthorized, match="key"):
             open_remote(url)
@@ -131,7 +131,7 @@ class TestKeys:
             open_remote(url, api_key="tr_wrong_key")
 
     @pytest.mark.parametrize("scope", SCOPES)
-    def test_a_scope_opens_its_methods_and_no_others(self, store, opened, keys, scope):
+    def test_a_scope_allows_its_methods_and_no_others(self, store, opened, keys, scope):
         mine = opened(keys("a", scope))
         assert mine.scope == scope
         _plant(store.engine, "a")
@@ -144,7 +144,7 @@ class TestKeys:
             else:
                 assert allowed, name
 
-    def test_a_key_with_a_line_break_is_notsent(self, url):
+    def test_a_key_with_a_line_break_is_not_sent(self, url):
         with pytest.raises(InvalidInput, match="line break"):
             open_remote(url, api_key="tr_x\r\nevil: yes")
 
@@ -158,21 +158,21 @@ class TestKeys:
             "https://host:port",
         ],
     )
-    def test_a_url_holds_no_secret(self, place):
+    def test_a_url_contains_no_secret(self, place):
         with pytest.raises(InvalidInput) as caught:
             open_remote(place)
         assert "secret" not in str(caught.value)
 
 
-def _told(method, on, namespace):
-    """What a call answers, without times, ids and the namespace's own name."""
+def _result_text(method, on, namespace):
+    """Return the result of a call as text, without times, ids and the name of the namespace."""
     try:
-        told = repr(CALLS[method](on, namespace))
+        result = repr(CALLS[method](on, namespace))
     except NotFound:
         return NotFound
-    assert CANARY not in told
-    told = re.sub(r"\b[0-9a-z]{26}\b|\d{12,}", "...", told)
-    return told.replace(f"space='{namespace}'", "space=...")
+    assert CANARY not in result
+    result = re.sub(r"\b[0-9a-z]{26}\b|\d{12,}", "...", result)
+    return result.replace(f"space='{namespace}'", "space=...")
 
 
 def _state(on, space):
