@@ -1,4 +1,4 @@
-"""Fixtures: a place of each kind for a store."""
+"""Fixtures: a location for a store of each kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Where a store will be; nothing is there yet."""
+    """An empty location for a store."""
     if request.param == "sqlite":
         return sqlite_place(tmp_path / "store")
     return postgres_place(request.getfixturevalue("empty_postgres_url"), tmp_path / "packs")

@@ -1,8 +1,8 @@
-"""A small disk that can be filled to the brim and freed again.
+"""A small disk that can be filled up and freed again.
 
-Under root it is a file system of its own (tmpfs), so that everything that writes there really runs out of
-room. Where nothing may be mounted, the operating system's answer is played instead: the database may not grow
-(``max_page_count``), and files end in ENOSPC by a failpoint, or at a length that this process may not pass.
+As root, it is a separate file system (tmpfs), so that writes really run out of space. If mounting is not
+allowed, the error is simulated: the database may not grow (``max_page_count``), and writing files fails
+with ENOSPC by a failpoint, or at a size limit of this process.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _ENDLESS = 1 << 30
 
 
 class SmallDisk:
-    """A folder with little room."""
+    """A folder with little space."""
 
-    refusal: type[TreeringError] = StoreFull
-    """How a file that is not of an open store is refused here."""
+    file_error: type[TreeringError] = StoreFull
+    """The error for a file outside of an open store."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._ballast = folder / "ballast"
 
     def fill(self, store: Store | None, *, room: int = 0) -> None:
-        """Leave only so many bytes."""
+        """Use up the space except for ``room`` bytes."""
         del store
         with self._ballast.open("wb", buffering=0) as ballast:
             with contextlib.suppress(OSError):
@@ -42,15 +42,15 @@ class SmallDisk:
             ballast.truncate(max(ballast.tell() - room, 0))
 
     def free(self, store: Store | None) -> None:
-        """Let there be room again."""
+        """Free the space again."""
         del store
         self._ballast.unlink()
 
 
-class PlayedDisk(SmallDisk):
-    """A folder of a large disk that behaves like a small one."""
+class SimulatedFullDisk(SmallDisk):
+    """A folder on a large disk that behaves like a small one."""
 
-    refusal = TreeringError  # a file that is too long is no full disk to SQLite, and it does not say more
+    file_error = TreeringError  # SQLite does not report a file size limit as a full disk
 
     def fill(self, store: Store | None, *, room: int = 0) -> None:
         failpoints.arm("file.synced", "raise:ENOSPC")
@@ -71,11 +71,11 @@ class PlayedDisk(SmallDisk):
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[SmallDisk]:
-    """A small disk at a folder, for as long as the block runs."""
+    """A small disk at a folder, while the block runs."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        yield PlayedDisk(folder)
+        yield SimulatedFullDisk(folder)
         return
     try:
         yield SmallDisk(folder)

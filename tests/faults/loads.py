@@ -1,8 +1,8 @@
-"""What victims write, and how to tell afterwards what became of it.
+"""What victims write, and how to check afterwards what was stored.
 
-Every batch follows from its number, so the test that watches a victim die knows, without being told, what
-each of its batches would have written. **Invariant:** of a batch either everything is there, and equal, or
-nothing at all (`fate`); anything in between is a torn commit.
+Every batch is derived from its number, so a test that kills a victim knows what each of its batches
+contains. **Invariant:** a batch is stored completely and unchanged, or not at all (`fate`); anything in
+between is a torn commit.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from treering.testing.batches import call, event, events, noise, words
 
 SPACE = "default"
 TOTAL = "total"
-"""A ref that counts the loads: a torn or repeated one would show in it."""
+"""A ref that counts the loads; a torn or repeated load would make it wrong."""
 
 SIZES = (5_000, 400_000, 400_000, 400_000)
-"""What is staged together: enough to be worth a pack."""
+"""Contents that are staged together: large enough for a pack."""
 
 EVERY_PART = "0123"
 
@@ -30,10 +30,10 @@ Fate = Literal["whole", "absent"]
 
 
 def load(number: int, *, writer: str = "w", thread: str | None = None) -> Batch:
-    """One of everything that a batch can bring, all of it linked. Loads of one writer come in order.
+    """Return a batch with one of everything, all of it linked. Loads of one writer are in order.
 
-    The thread, if it is not called like its writer, stands in everything but the id of the batch: that stays
-    when a thread is forgotten, so that a repeated batch does not bring it back.
+    If the thread is not named like its writer, its name is in everything except the id of the batch: that is
+    kept when a thread is forgotten, so that a repeated batch does not restore it.
     """
     thread = thread or writer
     key = f"{thread}/{number}"
@@ -54,12 +54,12 @@ def load(number: int, *, writer: str = "w", thread: str | None = None) -> Batch:
 
 
 def pieces(number: int, *, writer: str = "w") -> list[Content]:
-    """A small content and three large ones, to be staged together in a pack."""
+    """Return a small content and three large ones, which are staged together in a pack."""
     return [noise(size, seed=_seed(f"{writer}/{number}/{size + part}")) for part, size in enumerate(SIZES)]
 
 
 def linking(number: int, parts: str = EVERY_PART, *, writer: str = "w", thread: str | None = None) -> Batch:
-    """A batch that requires some of these pieces, by their places, and keeps them alive."""
+    """Return a batch that requires and links some of these pieces, given by their indexes."""
     draft = Draft(SPACE, id=f"linking-{writer}-{number}-{parts}")
     contents = pieces(number, writer=writer)
     names = [contents[int(part)].name for part in parts]
@@ -74,7 +74,7 @@ def linking(number: int, parts: str = EVERY_PART, *, writer: str = "w", thread: 
 
 
 def batch_of(batch_id: str) -> Batch:
-    """The batch that was sent under an id."""
+    """Return the batch of an id."""
     kind, writer, number, *parts = batch_id.split("-")
     match kind:
         case "linking":
@@ -86,23 +86,23 @@ def batch_of(batch_id: str) -> Batch:
 
 
 def checkpoint(number: int, *, writer: str = "w") -> Batch:
-    """An event that retention decides on."""
+    """Return a batch with an event that retention decides on."""
     moment = event("checkpoint", id=f"{writer}.{number}", scope=thread_scope(writer), thread=writer)
     return events(SPACE, moment, id=f"checkpoint-{writer}-{number}")
 
 
 def word(thread: str, number: int) -> str:
-    """A word that stands in one load only."""
+    """Return a word that occurs in one load only."""
     return f"zq{thread}q{number}z"
 
 
 def thread_scope(thread: str) -> str:
-    """The erasure scope of a thread."""
+    """Return the erasure scope of a thread."""
     return str(Scope("", "thread", thread))
 
 
 def fate(engine: Engine, batch: Batch) -> Fate:
-    """Whether a batch is there, as it was sent. A torn one fails the test."""
+    """Return whether a batch is stored, unchanged. A torn one fails the test."""
     signs: dict[str, bool] = {}
     names = [change.name for change in batch.refs if isinstance(change.change, Set)]
     found = engine.refs(batch.space, names)
@@ -115,8 +115,8 @@ def fate(engine: Engine, batch: Batch) -> Fate:
                 _resolve(engine, batch.space, ref.links)
     for append in batch.lists:
         signs[f"list {append.list}"] = _holds(engine, batch, append)
-    for told in batch.events:
-        signs[f"event {told.id}"] = _recorded(engine, batch.space, told)
+    for expected in batch.events:
+        signs[f"event {expected.id}"] = _recorded(engine, batch.space, expected)
     for name, content in batch.objects.items():
         signs[f"object {name}"] = _stored(engine, batch.space, object_address(name), content)
     for number, part in enumerate(batch.parts):
@@ -132,7 +132,7 @@ def fate(engine: Engine, batch: Batch) -> Fate:
 
 
 def total(engine: Engine, space: str = SPACE) -> int:
-    """How many loads the store has counted."""
+    """Return how many loads the store has counted."""
     ref = engine.refs(space, [TOTAL]).get(TOTAL)
     return 0 if ref is None else int(ref.value)
 
@@ -149,9 +149,9 @@ def _holds(engine: Engine, batch: Batch, append: Append) -> bool:
     return True
 
 
-def _recorded(engine: Engine, space: str, told: Event) -> bool:
-    records = engine.scan(space, EventQuery(ids=(told.id,))).records
-    assert [record.event for record in records] in ([], [told])
+def _recorded(engine: Engine, space: str, expected: Event) -> bool:
+    records = engine.scan(space, EventQuery(ids=(expected.id,))).records
+    assert [record.event for record in records] in ([], [expected])
     return bool(records)
 
 

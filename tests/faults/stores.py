@@ -1,4 +1,4 @@
-"""Where a victim works, and what can be found there after its death."""
+"""The store that a victim works on, and what it left behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VICTIM_SECONDS = 100
 
 @dataclass(frozen=True)
 class Place:
-    """A store of one kind: where it is, and the folder that its packs are in."""
+    """A store of one kind: its URL, and the folder of its packs."""
 
     kind: Literal["sqlite", "postgres"]
     url: str
@@ -39,7 +39,7 @@ class Place:
 
     @property
     def blobs(self) -> str | None:
-        """What `open` has to be told of the packs."""
+        """The argument ``blobs`` of `open`."""
         return None if self.kind == "sqlite" else str(self.packs)
 
     def open(self, *, durability: Literal["full", "fast"] = "fast") -> Store:
@@ -49,7 +49,7 @@ class Place:
         return {path.stem for path in self.packs.rglob("*.pack")}
 
     def pack_rows(self) -> set[str]:
-        """The packs that the database knows."""
+        """The packs recorded in the database."""
         sql = "SELECT name FROM pack"
         if self.kind == "sqlite":
             with closing(sqlite3.connect(Path(self.url) / SQLITE_FILE)) as connection:
@@ -62,11 +62,11 @@ class Place:
         return {Path(name).stem for (name,) in rows}
 
     def drafts(self) -> list[Path]:
-        """Files that a writer did not get to name."""
+        """Temporary files that a writer has not renamed."""
         return [path for path in (self.packs / DRAFTS).glob("*") if path.is_file()]
 
     def age_files(self) -> None:
-        """Let two days pass for packs and drafts: what is young may belong to a writer that lives."""
+        """Make packs and temporary files two days older: recent ones may belong to a live writer."""
         then = time.time() - 2 * DAY_US / 1e6
         for path in self.packs.rglob("*"):
             if path.is_file():
@@ -74,14 +74,14 @@ class Place:
 
 
 def files_with(folder: Path, needle: bytes) -> list[Path]:
-    """The files below a folder that hold these bytes."""
+    """Return the files below a folder that contain these bytes."""
     return [path for path in sorted(folder.rglob("*")) if path.is_file() and needle in _bytes_of(path)]
 
 
 def _bytes_of(path: Path) -> bytes:
     if not path.name.startswith(SQLITE_FILE):
         return path.read_bytes()
-    # Were it read here, closing it would take away the locks of a store that this process has open.
+    # Reading it in this process would, on closing, release the locks of a store that is open here.
     return subprocess.run(["cat", path], stdout=subprocess.PIPE, check=True).stdout
 
 
@@ -95,7 +95,7 @@ def postgres_place(url: str, packs: Path) -> Place:
 
 @dataclass
 class Account:
-    """What a victim said before it died."""
+    """What a victim reported before it died."""
 
     receipts: dict[str, Receipt] = field(default_factory=dict)
     tried: list[str] = field(default_factory=list)
@@ -104,11 +104,11 @@ class Account:
 
     @property
     def in_flight(self) -> list[str]:
-        """Batches whose fate nobody was told."""
+        """Batches that were sent but not acknowledged."""
         return [batch for batch in self.tried if batch not in self.receipts]
 
     def hear(self, line: bytes) -> None:
-        """Take in one line. The last one may be cut off by the death of who wrote it."""
+        """Parse one line. The last one may be truncated."""
         if not line.endswith(b"\n"):
             return
         said = json.loads(line)
@@ -123,14 +123,14 @@ class Account:
 
 
 def command(scenario: str, place: Place, **options: str | int | None) -> list[str]:
-    """How a victim is started."""
+    """Return the command line of a victim."""
     given = {"store": place.url, "blobs": place.blobs, **options}
     words = [f"--{name}={value}" for name, value in given.items() if value is not None]
     return [sys.executable, "-m", "tests.faults.victim", scenario, *words]
 
 
 def killed_after(seconds: float, place: Place, *, writer: str) -> Account:
-    """Let a victim of four threads write for a while, from its first word on; what it said until then."""
+    """Let a victim with four threads write for some time after its first report; return its reports."""
     endless = command("writes_for_ever", place, writer=writer, rounds=1_000_000)
     victim = subprocess.Popen(endless, cwd=REPOSITORY, stdout=subprocess.PIPE)
     account = Account()
@@ -149,7 +149,7 @@ def killed_after(seconds: float, place: Place, *, writer: str) -> Account:
 def killed_at(
     failpoint: str, nth: int, scenario: str, place: Place, *, rounds: int = 4, target: str | None = None
 ) -> Account:
-    """Let a victim work until it passes a failpoint for the n-th time; what it said until then."""
+    """Let a victim work until it hits a failpoint for the n-th time; return its reports."""
     victim = subprocess.run(
         command(scenario, place, rounds=rounds, target=target),
         cwd=REPOSITORY,

@@ -1,8 +1,8 @@
-"""Damaged bytes end in `Corrupt`, which says what is damaged; they are never given out as data.
+"""Damaged bytes raise `Corrupt`, which names what is damaged; they are never returned as data.
 
-A pack that was cut or lost, a flipped bit in any frame, a database or a log that was cut, zeroed or scribbled
-over: reading says `Corrupt`, `verify` reports it, ``treering verify`` exits with 5. What lies beside the
-damage can still be read.
+If a pack is truncated or lost, a bit of a frame is flipped, or a database or log is truncated, zeroed or
+overwritten, reading raises `Corrupt`, `verify` reports it and ``treering verify`` exits with 5. Undamaged
+data can still be read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PAGE = 4096
 
 @pytest.fixture(scope="module")
 def master(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """A store that was closed in order: loads, and a pack with four objects."""
+    """A cleanly closed store: loads, and a pack with four objects."""
     place = sqlite_place(tmp_path_factory.mktemp("damage") / "store")
     with place.open() as store:
         for number in range(LOADS):
@@ -43,7 +43,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """A store whose last writer was killed: nearly everything is in the log."""
+    """A store whose last writer was killed: most data is in the log."""
     place = sqlite_place(tmp_path_factory.mktemp("killed") / "store")
     killed_at("commit.after_commit", LOADS, "commits", place, rounds=LOADS)
     return place
@@ -111,7 +111,7 @@ def can_be_read(store: Store, content, pack: Path) -> bool:
 
 @pytest.mark.parametrize("from_the_end", [1, 18, 60, 200])
 def test_a_damaged_index_of_a_pack_is_reported(place: Place, from_the_end: int):
-    """It is not needed for reading, but for writing the pack anew."""
+    """It is needed for rewriting the pack, not for reading it."""
     (pack,) = place.packs.rglob("*.pack")
     flip(pack, pack.stat().st_size - from_the_end)
     with place.open() as store:
@@ -146,8 +146,8 @@ def test_a_flipped_byte_in_an_object_names_it(place: Place):
     is_reported(place, lambda store: store.engine.get(SPACE, [object_address(name)]), name)
 
 
-def test_the_whole_frame_of_another_object_is_not_given_out(place: Place):
-    """Its checksum is right: only the hash knows that it is not what the name says."""
+def test_the_intact_frame_of_another_object_is_not_returned(place: Place):
+    """Its checksum is correct; only the hash does not match the name."""
     (name,), (other,) = load(3).objects, load(4).objects
     edit(
         place,
@@ -165,7 +165,7 @@ def test_a_changed_row_of_an_object_names_it(place: Place, column: str):
     is_reported(place, None if column == "size" else read, name)
 
 
-def test_a_changed_place_in_a_pack_names_the_object(place: Place):
+def test_a_changed_position_in_a_pack_names_the_object(place: Place):
     name = pieces(0)[2].name
     edit(place, f'UPDATE object SET "offset" = "offset" + 1 WHERE name = x\'{name}\'')
     is_reported(place, lambda store: store.engine.get(SPACE, [object_address(name)]), name)
@@ -181,7 +181,7 @@ STOPS: dict[str, Callable[[Store], object]] = {
 
 @pytest.mark.parametrize("table", STOPS)
 def test_a_read_that_stops_at_damage_keeps_no_log_open(place: Place, table: str):
-    """Rows are checked while they are read: an error in between must not leave the query open."""
+    """Rows are checked while they are read; an error must not leave the query open."""
     edit(place, f"UPDATE {table} SET kind = 9 WHERE frame IS NOT NULL")
     with place.open() as store:
         store.commit(load(LOADS))
@@ -190,7 +190,7 @@ def test_a_read_that_stops_at_damage_keeps_no_log_open(place: Place, table: str)
         with closing(sqlite3.connect(Path(place.url) / SQLITE_FILE)) as other:
             ((is_busy, _, _),) = other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         assert not is_busy
-        assert caught.tb is not None  # and with it all that the read has left behind
+        assert caught.tb is not None  # and with it everything that the read still references
 
 
 def test_a_lost_item_names_the_list(place: Place):
@@ -198,7 +198,7 @@ def test_a_lost_item_names_the_list(place: Place):
     is_reported(place, lambda store: store.engine.read_list(SPACE, "w/log", 0, 999), "w/log")
 
 
-def test_a_list_that_is_its_own_ancestor_is_not_read_for_ever(place: Place):
+def test_a_list_that_is_its_own_ancestor_does_not_loop_for_ever(place: Place):
     edit(place, "UPDATE list SET parent = no, start = 1")
     is_reported(place, lambda store: store.engine.read_list(SPACE, "w/log", 0, 9), "w/log")
 
@@ -221,10 +221,10 @@ def is_reported(place: Place, read: Callable[[Store], object] | None, named: str
 
 # The database
 @pytest.mark.parametrize("size", [1, 100, PAGE, 5 * PAGE + 100, 0.5, 0.9])
-def test_a_cut_database_is_corrupt(place: Place, size: float):
+def test_a_truncated_database_is_corrupt(place: Place, size: float):
     database = Path(place.url) / SQLITE_FILE
     cut(database, int(size * database.stat().st_size) if isinstance(size, float) else size)
-    assert is_noticed(place)
+    assert is_detected(place)
     assert verify_exits_with(place) == 5
 
 
@@ -235,24 +235,24 @@ def test_a_file_that_is_no_database_is_corrupt(place: Place):
     assert verify_exits_with(place) == 5
 
 
-def test_every_zeroed_page_is_noticed(master: Place, tmp_path: Path):
+def test_every_zeroed_page_is_detected(master: Place, tmp_path: Path):
     original = (Path(master.url) / SQLITE_FILE).read_bytes()
     unnoticed = []
     for page in range(len(original) // PAGE):
         if any(original[page * PAGE : (page + 1) * PAGE]):
             damaged = original[: page * PAGE] + bytes(PAGE) + original[(page + 1) * PAGE :]
-            if not is_noticed(with_database(master, damaged, tmp_path / str(page))):
+            if not is_detected(with_database(master, damaged, tmp_path / str(page))):
                 unnoticed.append(page)
     assert not unnoticed
 
 
-def test_a_flipped_bit_anywhere_gives_no_wrong_content(master: Place, tmp_path: Path):
+def test_one_flipped_bit_never_returns_wrong_content(master: Place, tmp_path: Path):
     flip_at_random(master, tmp_path, 40)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_many_flipped_bits_give_no_wrong_content(master: Place, tmp_path: Path):
+def test_many_flipped_bits_never_return_wrong_content(master: Place, tmp_path: Path):
     flip_at_random(master, tmp_path, 1500)
 
 
@@ -263,25 +263,25 @@ def flip_at_random(master: Place, tmp_path: Path, times: int) -> None:
     for each in range(times):
         damaged = bytearray(original)
         damaged[chance.choice(pages) * PAGE + chance.randrange(PAGE)] ^= 1 << chance.randrange(8)
-        is_noticed(with_database(master, damaged, tmp_path / str(each)), TreeringError)
+        is_detected(with_database(master, damaged, tmp_path / str(each)), TreeringError)
         shutil.rmtree(tmp_path / str(each))
 
 
 def is_structured(page: bytes) -> bool:
-    """Whether a page holds more than a piece of one large content, whose checksum notices everything."""
+    """Whether a page has more than part of one large content, whose checksum detects every change."""
     return len(set(page)) < 200
 
 
 def with_database(place: Place, data: bytes | bytearray, folder: Path) -> Place:
-    """The same store with other bytes in its database. A new file: a process knows the one it had open."""
+    """Return the same store with other bytes in its database, in a new file: SQLite caches open ones."""
     folder.mkdir()
     (folder / SQLITE_FILE).write_bytes(data)
     shutil.copytree(place.packs, folder / "blobs", copy_function=os.link)
     return sqlite_place(folder)
 
 
-def is_noticed(place: Place, error: type[TreeringError] = Corrupt) -> bool:
-    """Whether anything says that the store is damaged; nothing may end in another error or wrong content."""
+def is_detected(place: Place, error: type[TreeringError] = Corrupt) -> bool:
+    """Return whether the damage is detected; another error or wrong content fails the test."""
     noticed = False
     for action in (contents_are_right, lambda store: store.verify().ok, lambda store: bool(store.stats())):
         try:
@@ -293,7 +293,7 @@ def is_noticed(place: Place, error: type[TreeringError] = Corrupt) -> bool:
 
 
 def contents_are_right(store: Store) -> bool:
-    """Whether all content is there; what comes back is what was stored."""
+    """Return whether all content can be read; content that is read must be what was stored."""
     complete = True
     for number in range(LOADS):
         batch = load(number)
@@ -317,15 +317,15 @@ def gives(store: Store, address: Address, content) -> bool:
 
 # The log
 @pytest.mark.parametrize("share", [0.999, 0.9, 0.7, 0.5, 0.3])
-def test_a_cut_log_loses_the_last_commits_and_no_other(killed: Place, tmp_path: Path, share: float):
-    """Nobody can bring back what was cut off, but what is left is a store as it once was."""
+def test_a_truncated_log_loses_only_the_last_commits(killed: Place, tmp_path: Path, share: float):
+    """The rest is the store at an earlier time."""
     place = copied(killed, tmp_path)
     log = Path(place.url) / f"{SQLITE_FILE}-wal"
     cut(log, int(log.stat().st_size * share))
     is_a_beginning(place, lost=True)
 
 
-def test_a_flipped_byte_in_the_log_loses_the_commits_behind_it(killed: Place, tmp_path: Path):
+def test_a_flipped_byte_in_the_log_loses_only_later_commits(killed: Place, tmp_path: Path):
     size = (Path(killed.url) / f"{SQLITE_FILE}-wal").stat().st_size
     chance = random.Random(6)
     for each in range(6):
@@ -334,7 +334,7 @@ def test_a_flipped_byte_in_the_log_loses_the_commits_behind_it(killed: Place, tm
         is_a_beginning(place, lost=True)
 
 
-def test_a_log_of_garbage_is_survived(killed: Place, tmp_path: Path):
+def test_a_log_of_garbage_is_ignored(killed: Place, tmp_path: Path):
     place = copied(killed, tmp_path)
     (Path(place.url) / f"{SQLITE_FILE}-wal").write_bytes(random.Random(1).randbytes(100_000))
     is_a_beginning(place, lost=True)
@@ -347,7 +347,7 @@ def test_damaged_shared_memory_loses_nothing(killed: Place, tmp_path: Path):
 
 
 def is_a_beginning(place: Place, *, lost: bool) -> None:
-    """The store holds the first so many loads, each of them whole, and goes on from there."""
+    """The store contains the first loads, each complete, and can be written to."""
     with place.open() as store:
         assert store.verify().problems == ()
         fates = [fate(store.engine, load(number)) for number in range(LOADS)]

@@ -1,4 +1,4 @@
-"""On a full disk a write ends in `StoreFull`, nothing of it is kept, and with room the store goes on."""
+"""On a full disk a write raises `StoreFull` and leaves no trace; with space, the store continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from treering.testing.batches import event, events
 from treering.testing.portrait import portrait
 
 ROOMS = [*range(0, 200_000, 20_000), 400_000]
-"""How much is left, in bytes: the write that does not fit is another one each time."""
+"""The bytes left, so that each time a different write fails."""
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_commit_that_does_not_fit_leaves_no_trace(disk: SmallDisk, place: Plac
         is_sound(store)
 
 
-def test_of_a_group_that_does_not_fit_every_writer_hears(disk: SmallDisk, place: Place):
+def test_every_writer_of_a_group_that_does_not_fit_gets_the_error(disk: SmallDisk, place: Place):
     with place.open() as store:
         store.commit(load(0))
         disk.fill(store, room=100_000)
@@ -84,9 +84,9 @@ def test_a_pack_that_does_not_fit_leaves_no_file(disk: SmallDisk, place: Place):
 
 
 @pytest.mark.parametrize("room", [0, 20_000, 60_000, 120_000])
-def test_a_store_that_does_not_fit_is_not_made(disk: SmallDisk, place: Place, room: int):
+def test_a_store_that_does_not_fit_is_not_created(disk: SmallDisk, place: Place, room: int):
     disk.fill(None, room=room)
-    with pytest.raises(disk.refusal):
+    with pytest.raises(disk.file_error):
         place.open().close()
     disk.free(None)
     with place.open() as store:
@@ -95,15 +95,15 @@ def test_a_store_that_does_not_fit_is_not_made(disk: SmallDisk, place: Place, ro
 
 
 @pytest.mark.parametrize("room", [0, 8_000, 36_000])
-def test_a_store_on_a_full_disk_is_opened_when_there_is_room(disk: SmallDisk, place: Place, room: int):
-    """The log needs a little room of its own, also for reading."""
+def test_a_store_on_a_full_disk_can_be_opened_once_there_is_space(disk: SmallDisk, place: Place, room: int):
+    """The log needs some space, even for reading."""
     with place.open() as store:
         store.commit(load(0))
     disk.fill(None, room=room)
     try:
         with place.open() as store:
             assert fate(store.engine, load(0)) == "whole"
-    except disk.refusal:
+    except disk.file_error:
         pass
     disk.free(None)
     with place.open() as store:
@@ -121,7 +121,7 @@ def test_a_backup_that_does_not_fit_is_not_kept(disk: SmallDisk, tmp_path: Path)
         before = portrait(store.engine, SPACE)
         for room in (0, 100_000, 600_000, 1_500_000):
             disk.fill(None, room=room)
-            with pytest.raises(disk.refusal):
+            with pytest.raises(disk.file_error):
                 store.backup(disk.folder / "backup")
             assert [path.name for path in disk.folder.iterdir()] in (["ballast"], [])
             disk.free(None)
@@ -132,13 +132,13 @@ def test_a_backup_that_does_not_fit_is_not_kept(disk: SmallDisk, tmp_path: Path)
             assert portrait(backup.engine, SPACE) == before
 
 
-def test_a_copy_that_does_not_fit_goes_on_when_there_is_room(disk: SmallDisk, place: Place, tmp_path: Path):
+def test_a_copy_that_does_not_fit_resumes_once_there_is_space(disk: SmallDisk, place: Place, tmp_path: Path):
     with sqlite_place(tmp_path / "source").open() as store, place.open() as copy:
         store.engine.stage(SPACE, pieces(0))
         store.commit(linking(0))
         for number in range(20):
             store.commit(load(number))
-        copy.engine.commit(events("other", event()))  # so that its tables are not what does not fit
+        copy.engine.commit(events("other", event()))  # create its tables, so that they are not what fails
         for room in (0, 300_000, 1_500_000):
             disk.fill(copy, room=room)
             with pytest.raises(StoreFull):
@@ -149,8 +149,8 @@ def test_a_copy_that_does_not_fit_goes_on_when_there_is_room(disk: SmallDisk, pl
         is_sound(copy)
 
 
-def test_looking_after_a_full_store_harms_nothing(disk: SmallDisk, place: Place):
-    """Sweeping and forgetting write, too; what they cannot do now, they do when there is room."""
+def test_maintenance_of_a_full_store_is_safe(disk: SmallDisk, place: Place):
+    """Sweeping and forgetting write, too; they fail now and succeed once there is space."""
     with place.open() as store:
         for number in range(5):
             store.commit(load(number))
@@ -173,7 +173,7 @@ def test_looking_after_a_full_store_harms_nothing(disk: SmallDisk, place: Place)
 
 @pytest.mark.postgres
 def test_a_server_without_room_is_a_full_store(postgres_url: str):
-    """What the server says then is played by a trigger."""
+    """A trigger simulates the server's error."""
     import psycopg
 
     with treering.open(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as server:
@@ -193,7 +193,7 @@ def test_a_server_without_room_is_a_full_store(postgres_url: str):
 
 
 def commit_until_full(store: Store, number: int) -> int:
-    """Commit one load after the other; the number of the first that did not fit."""
+    """Commit one load after the other; return the number of the first that does not fit."""
     while True:
         try:
             store.commit(load(number))

@@ -1,4 +1,4 @@
-"""A follower sees every commit once and in order, however many processes write and whichever of them dies."""
+"""A follower sees every commit once and in order, whichever of the writing processes die."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def follow(place: Place, tmp_path: Path, *, commits: int) -> None:
 
 
 def watch(store: Store, writers: list[Writer]) -> list[Record]:
-    """Everything that a follower sees until the writers are done."""
+    """Return everything that a follower sees until the writers are done."""
     seen: list[Record] = []
     while True:
         writers[0].kill_when_due()
@@ -77,10 +77,10 @@ def is_complete(store: Store, seen: list[Record], writers: list[Writer]) -> None
     assert len(set(ids)) == len(ids)
     for writer in writers:
         own = [each for each in ids if each.startswith(f"{writer.name}.")]
-        told = writer.told()
-        assert told
-        assert own[: len(told)] == told, "what was acknowledged, in its order"
-        assert len(own) - len(told) <= 3, "at most one commit was not acknowledged"
+        acknowledged = writer.acknowledged()
+        assert acknowledged
+        assert own[: len(acknowledged)] == acknowledged, "what was acknowledged, in its order"
+        assert len(own) - len(acknowledged) <= 3, "at most one commit was not acknowledged"
     assert [record.event.id for record in news(store, [])] == ids, "the journal reads the same afterwards"
 
 
@@ -93,7 +93,7 @@ class Writer:
         self.kill_at: int | None = None
         self._file = file
 
-    def told(self) -> list[str]:
+    def acknowledged(self) -> list[str]:
         lines = self._file.read_bytes().splitlines(keepends=True)
         return [each for line in lines if line.endswith(b"\n") for each in json.loads(line)["events"]]
 
@@ -108,5 +108,5 @@ class Writer:
 
 def start(place: Place, name: str, file: Path, commits: int) -> Writer:
     words = command("reports", place, writer=name, rounds=10 * commits if name == "w0" else commits)
-    with file.open("wb") as told:
-        return Writer(name, file, subprocess.Popen(words, cwd=REPOSITORY, stdout=told))
+    with file.open("wb") as output:
+        return Writer(name, file, subprocess.Popen(words, cwd=REPOSITORY, stdout=output))

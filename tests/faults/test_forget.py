@@ -1,8 +1,8 @@
-"""After `forget`, no byte of a planted canary is in any file of the store, whatever happened before.
+"""After `forget`, no byte of a canary is in any file of the store, whatever happened before.
 
-The canary stands wherever a word can stand: in a text and its search index, a message, an object in a row
-and one in a pack, the names of refs, lists and events, the id of the thread. Files are searched as they are,
-and packs and rows also by what their frames unfold to.
+The canary is written everywhere a word can be stored: a text and its search index, a message, an object
+in a row and one in a pack, the names of refs, lists and events, the id of the thread. The raw bytes of
+all files are searched, and the decompressed frames of packs and rows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def store(place: Place):
         yield opened
 
 
-def test_no_byte_of_a_forgotten_thread_is_left(store: Store, place: Place):
+def test_no_byte_of_a_forgotten_thread_remains(store: Store, place: Place):
     plant(store)
     live(store, "after")
     with closing(sqlite3.connect(Path(place.url) / SQLITE_FILE)) as connection:
@@ -57,8 +57,8 @@ def test_no_byte_of_a_forgotten_thread_is_left(store: Store, place: Place):
     is_whole(store, "before", "after")
 
 
-def test_nor_of_anything_that_it_said_before(store: Store, place: Place):
-    """Values that were replaced, refs that were deleted, texts that were changed: all have left pages."""
+def test_no_byte_of_its_earlier_values_remains(store: Store, place: Place):
+    """Replaced values, deleted refs and changed texts have left pages behind."""
     plant(store)
     for version in range(30):
         draft = Draft(SPACE)
@@ -75,7 +75,7 @@ def test_nor_of_anything_that_it_said_before(store: Store, place: Place):
     is_whole(store, "before")
 
 
-def test_nor_while_others_have_the_store_open(store: Store, place: Place):
+def test_no_byte_remains_while_others_have_the_store_open(store: Store, place: Place):
     plant(store)
     with place.open() as other:
         assert other.engine.refs(SPACE, [f"{CANARY}/head"])
@@ -84,8 +84,8 @@ def test_nor_while_others_have_the_store_open(store: Store, place: Place):
         assert not other.engine.refs(SPACE, [f"{CANARY}/head"])
 
 
-def test_nor_of_what_a_sweep_left_in_a_pack_that_lives_on(store: Store, place: Place):
-    """A sweep writes a pack anew only when that pays. Until then, dead objects lie in it."""
+def test_no_byte_of_dead_objects_in_a_live_pack_remains(store: Store, place: Place):
+    """A sweep rewrites a pack only when it pays off; until then, the pack contains dead objects."""
     kept = [noise(PACKED, seed=number) for number in range(4)]
     dropped = with_canary(PACKED, seed=100)
     store.engine.stage(SPACE, [*kept, dropped])
@@ -104,18 +104,18 @@ def test_nor_of_what_a_sweep_left_in_a_pack_that_lives_on(store: Store, place: P
 
 
 @pytest.mark.parametrize("moment", ["file.synced", "file.renamed", "pack.written", "stage.before_commit"])
-def test_nor_of_what_a_killed_writer_was_about_to_store(store: Store, place: Place, moment: str):
+def test_no_byte_that_a_killed_writer_was_about_to_store_remains(store: Store, place: Place, moment: str):
     plant(store)
     stage_and_die(place, moment)
     if moment != "file.synced":
-        place.age_files()  # a pack without rows is left alone for a while: its writer may only be slow
+        place.age_files()  # a recent pack without rows is kept: its writer may only be slow
     store.forget(thread=CANARY)
     assert not found(place)
     is_whole(store, "before")
 
 
-def test_a_draft_of_a_writer_that_lives_is_left_alone(store: Store, place: Place):
-    """Forgetting clears drafts away, but only those whose writers are dead."""
+def test_a_temporary_file_of_a_live_writer_is_kept(store: Store, place: Place):
+    """Forgetting deletes temporary files, but only those of dead writers."""
     plant(store)
     script = stager("objects", seed=7)
     environment = {**os.environ, ENVIRONMENT: "file.synced=sleep:1500"}
@@ -132,7 +132,7 @@ def test_a_draft_of_a_writer_that_lives_is_left_alone(store: Store, place: Place
 
 
 def plant(store: Store) -> None:
-    """Put the canary wherever a word can stand, under the thread that is named for it."""
+    """Write the canary everywhere a word can be stored, in the thread that is named after it."""
     packed = [with_canary(PACKED, seed=number) for number in range(3)]
     store.engine.stage(
         SPACE, [*packed, words(f"small and compressed {CANARY} " * 300), noise(PACKED, seed=9)]
@@ -166,7 +166,7 @@ def plant(store: Store) -> None:
 
 
 def live(store: Store, key: str) -> None:
-    """Somebody else's data, in the same tables and collections."""
+    """Write other data to the same tables and collections."""
     scope = thread_scope(key)
     for number in range(20):
         draft = Draft(SPACE)
@@ -195,13 +195,13 @@ def link(store: Store, name: str, *contents: Content, thread: str) -> None:
 
 
 def with_canary(size: int, *, seed: int) -> Content:
-    """The canary among noise, which no compression hides."""
+    """Return the canary within noise, so that compression cannot hide it."""
     middle = random.Random(seed).randbytes(size // 2)
     return Content("bytes", middle + CANARY.encode() + middle[::-1])
 
 
 def stager(what: str, *, seed: int) -> str:
-    """A program that stages a pack of contents with the canary or without it."""
+    """Return a program that stages a pack of contents with or without the canary."""
     return f"""
 import random, sys, treering
 from treering.core.content import Content
@@ -225,7 +225,7 @@ def stage_and_die(place: Place, moment: str) -> None:
 
 
 def found(place: Place) -> set[str]:
-    """The names of files with the canary in them; "a pack", "a row" where a frame has to be unfolded."""
+    """Return the files that contain the canary; "a pack" or "a row" for a compressed frame."""
     folder = Path(place.url)
     canary = CANARY.encode()
     names = {path.name for path in files_with(folder, canary)}

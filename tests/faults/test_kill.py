@@ -1,7 +1,7 @@
-"""Killed at any failpoint, a store keeps what it acknowledged, tears nothing and leaves nothing behind.
+"""Killed at any failpoint, a store keeps acknowledged commits, tears none and leaves nothing behind.
 
-`DEATHS` says for every failpoint which scenario of `tests.faults.victim` passes it; a failpoint that is not
-in it fails the first test. Each victim dies by SIGKILL at the first hit, and (`soak`) at later ones.
+`DEATHS` maps every failpoint to the scenario of `tests.faults.victim` that hits it; the first test fails
+if one is missing. Each victim is killed by SIGKILL at the first hit, and (`soak`) at later ones.
 """
 
 from __future__ import annotations
@@ -63,31 +63,31 @@ ELSEWHERE = {
     "restore.file_placed",
     "restore.file_written",
 }
-"""Failpoints outside of a store: `tests/workspaces` and `tests/sandbox` die there."""
+"""Failpoints outside of a store, which `tests/workspaces` and `tests/sandbox` cover."""
 
 FATES = {"commit.begin": "absent", "commit.before_commit": "absent", "commit.after_commit": "whole"}
-"""What has become of a batch whose writer died there."""
+"""Whether a batch is stored if its writer dies there."""
 
 ONCE = {"opens"}
-"""Scenarios that pass their failpoints once: tables are made once; the migration tests kill upgrades."""
+"""Scenarios that hit their failpoints once: tables are created once; migration tests kill upgrades."""
 
 SQLITE_ONLY = {"backup.copied", "flush.before_commit"}
-"""Failpoints of a snapshot, which PostgreSQL leaves to others, and of commits that are fresh at first."""
+"""Failpoints that PostgreSQL never hits: of snapshots and of pending commits."""
 
 
-def test_every_failpoint_has_a_death():
-    told = subprocess.run(
+def test_every_failpoint_is_covered():
+    listing = subprocess.run(
         [sys.executable, "-m", "tests.faults.victim", "names"],
         cwd=REPOSITORY,
         capture_output=True,
         check=True,
         timeout=100,
     )
-    assert sorted(json.loads(told.stdout)) == sorted([*DEATHS, *ELSEWHERE])
+    assert sorted(json.loads(listing.stdout)) == sorted([*DEATHS, *ELSEWHERE])
 
 
 def deaths(*, later: bool) -> list:
-    """Every failpoint on every engine that passes it."""
+    """Return every failpoint with every engine that hits it."""
     return [
         pytest.param(
             kind, failpoint, id=f"{kind}-{failpoint}", marks=[pytest.mark.postgres] * (kind != "sqlite")
@@ -99,20 +99,20 @@ def deaths(*, later: bool) -> list:
 
 
 @pytest.mark.parametrize("place,failpoint", deaths(later=False), indirect=["place"])
-def test_killed_there_it_keeps_its_word(place: Place, failpoint: str, tmp_path: Path):
+def test_a_kill_there_loses_nothing_acknowledged(place: Place, failpoint: str, tmp_path: Path):
     _die(place, failpoint, 1, tmp_path)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("place,failpoint", deaths(later=True), indirect=["place"])
-def test_killed_there_later_it_keeps_its_word(place: Place, failpoint: str, tmp_path: Path):
+def test_a_later_kill_there_loses_nothing_acknowledged(place: Place, failpoint: str, tmp_path: Path):
     _die(place, failpoint, LATER, tmp_path)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("nth", [2, 4, 7, 11, 16, 22])
 @pytest.mark.parametrize("failpoint", ["erase.before_commit", "erase.after_commit"])
-def test_killed_between_the_slices_of_a_large_erasure_it_goes_on(place: Place, failpoint: str, nth: int):
+def test_a_large_erasure_resumes_after_a_kill_between_slices(place: Place, failpoint: str, nth: int):
     after_erases(place, killed_at(failpoint, nth, "erases_in_slices", place, rounds=1))
 
 
@@ -133,25 +133,25 @@ def _die(place: Place, failpoint: str, nth: int, tmp_path: Path) -> None:
 
 
 def after_commits(place: Place, account: Account) -> None:
-    keeps_its_word(place, account)
+    loses_nothing_acknowledged(place, account)
     leaves_nothing_behind(place)
     with place.open() as store:
         assert total(store.engine) == sum(batch.startswith("batch-") for batch in account.tried)
 
 
 def after_flushes(place: Place, account: Account) -> None:
-    """What was acknowledged is there once, whoever brings it into its tables, and in order."""
+    """Acknowledged commits are stored once and in order, whoever flushes them."""
     with place.open() as store:
         assert [record.event.id for record in store.engine.scan(SPACE, EventQuery()).records] == [
             event.id for batch in account.tried for event in batch_of(batch).events
         ]
-    keeps_its_word(place, account)
+    loses_nothing_acknowledged(place, account)
     leaves_nothing_behind(place)
 
 
 def after_sweeps(place: Place, account: Account) -> None:
-    """What was alive stays; what was not is gone with the next sweep."""
-    keeps_its_word(place, account)
+    """Reachable data is kept; the rest is deleted by the next sweep."""
+    loses_nothing_acknowledged(place, account)
     leaves_nothing_behind(place)
     rounds = range(len(account.tried))
     dead = [each.name for number in rounds for each in pieces(number, writer="rubbish")]
@@ -162,7 +162,7 @@ def after_sweeps(place: Place, account: Account) -> None:
 
 
 def after_retains(place: Place, account: Account) -> None:
-    """The journal tells what is dropped before it is, and the last two checkpoints are always there."""
+    """The journal records drops in advance, and the last two checkpoints always exist."""
     latest = [batch for batch in account.tried if batch.startswith("checkpoint")][-2:]
     with place.open() as store:
         is_sound(store)
@@ -181,11 +181,11 @@ def checkpoints(store: Store) -> list[str]:
 
 
 def after_erases(place: Place, account: Account) -> None:
-    """What was not to be forgotten stays; forgetting once more finishes what was begun."""
-    keeps_its_word(place, account)
+    """Other data is kept; forgetting again finishes what was begun."""
+    loses_nothing_acknowledged(place, account)
     number = account.forgetting[-1]
     with place.open() as store:
-        with suppress(NotFound):  # it may have come as far as the last name
+        with suppress(NotFound):  # it may have got as far as the last name
             store.forget(thread=f"gone{number}")
         if place.kind == "sqlite":
             assert not files_with(Path(place.url), f"gone{number}".encode())
@@ -205,7 +205,7 @@ def is_forgotten(store: Store, number: int) -> None:
 
 
 def after_opens(place: Place, account: Account) -> None:
-    """A store whose making was cut short is made by whoever comes next."""
+    """If creating a store was interrupted, the next opener creates it."""
     assert not account.tried
     with place.open() as store:
         assert store.verify().ok
@@ -214,11 +214,11 @@ def after_opens(place: Place, account: Account) -> None:
 
 
 def after_copies(place: Place, failpoint: str, nth: int, tmp_path: Path) -> None:
-    """A copy that died goes on where it was, and is equal in the end."""
+    """An interrupted copy resumes where it stopped, and is equal in the end."""
     source = sqlite_place(tmp_path / "source")
     target = place.url if place.blobs is None else f"{place.url} {place.blobs}"
     account = killed_at(failpoint, nth, "copies", source, target=target)
-    keeps_its_word(source, account)
+    loses_nothing_acknowledged(source, account)
     with source.open() as store, place.open() as copy:
         report = store.copy_to(copy)
         assert report.resumed
@@ -228,10 +228,10 @@ def after_copies(place: Place, failpoint: str, nth: int, tmp_path: Path) -> None
 
 
 def after_backs_up(place: Place, failpoint: str, nth: int, tmp_path: Path) -> None:
-    """A backup that died is not there; those before it are whole, and the next one works."""
+    """An interrupted backup does not exist; earlier ones are complete, and the next one works."""
     folder = tmp_path / "backups"
     account = killed_at(failpoint, nth, "backs_up", place, target=str(folder))
-    keeps_its_word(place, account)
+    loses_nothing_acknowledged(place, account)
     assert sorted(path.name for path in folder.glob("[0-9]*")) == [
         done.removeprefix("backup ") for done in account.done
     ]
@@ -257,8 +257,8 @@ AFTERWARDS = {
 }
 
 
-def keeps_its_word(place: Place, account: Account) -> None:
-    """What was acknowledged is stored; what was in flight is whole or absent, and a retry completes it."""
+def loses_nothing_acknowledged(place: Place, account: Account) -> None:
+    """Acknowledged batches are stored; those in flight are complete or absent, and a retry completes them."""
     with place.open() as store:
         is_sound(store)
         for batch_id, receipt in account.receipts.items():
@@ -274,7 +274,7 @@ def keeps_its_word(place: Place, account: Account) -> None:
 
 
 def send_again(store: Store, batch: Batch) -> None:
-    """What a client does that was not answered: stage what it requires, commit the same batch."""
+    """Retry as a client without a response does: stage the required objects, commit the same batch."""
     if batch.requires:
         _, writer, number, _ = batch.id.split("-")
         store.engine.stage(SPACE, pieces(int(number), writer=writer))
@@ -283,10 +283,10 @@ def send_again(store: Store, batch: Batch) -> None:
 
 
 def leaves_nothing_behind(place: Place) -> None:
-    """After a sweep, pack files and pack rows are the same, and no draft is left."""
+    """After a sweep, pack files and pack rows agree, and no temporary file is left."""
     place.age_files()
     with place.open() as store:
-        store.engine.stage(SPACE, pieces(0, writer="new"))  # the first pack sweeps old drafts away
+        store.engine.stage(SPACE, pieces(0, writer="new"))  # staging a pack deletes old temporary files
         store.gc(grace_seconds=0)
         is_sound(store)
     assert place.pack_files() == place.pack_rows()

@@ -1,7 +1,7 @@
-"""Killed at a random moment, again and again, a store under four threads keeps all that it acknowledged.
+"""Killed at random moments, again and again, a store with four writing threads loses no acknowledged commit.
 
-The threads commit in groups, through `submit`, and stage packs; nobody chooses the moment. Each victim goes
-on in the store that the one before it left.
+The threads commit in groups, through `submit`, and stage packs; the moment is random. Each victim
+continues in the store that the previous one left.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from tests.faults.stores import Place, killed_after
 LONGEST = 0.4
 
 
-def test_killed_at_any_moment_it_keeps_its_word(place: Place):
+def test_a_kill_at_any_moment_loses_nothing_acknowledged(place: Place):
     _die_often(place, 5)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_killed_a_hundred_times_it_keeps_its_word(place: Place):
+def test_a_hundred_kills_lose_nothing_acknowledged(place: Place):
     _die_often(place, 100)
 
 

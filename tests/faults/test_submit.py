@@ -1,4 +1,4 @@
-"""What is submitted while a commit is slow is committed as well, whoever else writes meanwhile."""
+"""Batches submitted during a slow commit are committed as well, whoever else writes meanwhile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MANY = 20
 
 @pytest.mark.timeout(60)
 def test_submitted_batches_do_not_wait_for_one_another(place: Place):
-    """They arrive while the thread that commits is busy, and nobody else is there to serve them."""
+    """They arrive while the committing thread is busy, and no other thread commits them."""
     with place.open() as store, armed("commit.begin", "sleep:5"):
         futures = [store.submit(load(number)) for number in range(MANY)]
         receipts = [future.result(timeout=30) for future in futures]
@@ -23,7 +23,7 @@ def test_submitted_batches_do_not_wait_for_one_another(place: Place):
 
 
 @pytest.mark.timeout(60)
-def test_submitted_and_committed_batches_serve_one_another(place: Place):
+def test_submitted_and_committed_batches_join_the_same_groups(place: Place):
     with place.open() as store, armed("commit.before_commit", "sleep:2"):
 
         def commit(writer: str) -> None:

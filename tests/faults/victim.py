@@ -2,9 +2,9 @@
 
 python -m tests.faults.victim SCENARIO --store URL [--blobs FOLDER] [--target PLACE] [--writer NAME]
 
-Which failpoint kills it stands in TREERING_FAILPOINTS. It says on its standard output, a line of JSON each,
-what it is about to do (``trying``) and what was acknowledged (``done``); a line is in the pipe before the
-next step begins, so whoever reads it knows what the store has promised.
+TREERING_FAILPOINTS sets the failpoint that kills it. It reports on standard output, as lines of JSON,
+what it is about to do (``trying``) and what was acknowledged (``done``). A line is written before the
+next step begins, so its reader knows what the store has acknowledged.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def names() -> dict[str, str]:
-    """Every failpoint that any module declares."""
+    """Return every failpoint that any module declares."""
     for path in sorted(SOURCES.rglob("*.py")):
         if "declare(" in path.read_text():
             importlib.import_module(".".join(("treering", *path.relative_to(SOURCES).with_suffix("").parts)))
@@ -58,7 +58,7 @@ def names() -> dict[str, str]:
 
 
 class Victim:
-    """A store, and how to say what happened to it."""
+    """A store, and reports of what happened to it."""
 
     def __init__(self, store: Store, target: str | None, writer: str) -> None:
         self.store = store
@@ -75,13 +75,13 @@ class Victim:
 
 
 def commits(victim: Victim, rounds: int) -> None:
-    """Batches one after the other."""
+    """Commit batches one after the other."""
     for number in range(rounds):
         victim.commit(load(number))
 
 
 def flushes(victim: Victim, rounds: int) -> None:
-    """Small commits, which are flushed when they are read."""
+    """Make small commits, which are flushed when they are read."""
     for number in range(rounds):
         for moment in range(5):
             victim.commit(checkpoint(5 * number + moment))
@@ -89,7 +89,7 @@ def flushes(victim: Victim, rounds: int) -> None:
 
 
 def stages(victim: Victim, rounds: int) -> None:
-    """Objects ahead of the commits that require them, in rows and in packs."""
+    """Stage objects before the commits that require them, in rows and in packs."""
     for number in range(rounds):
         small, *large = pieces(number)
         victim.stage(small)
@@ -99,7 +99,7 @@ def stages(victim: Victim, rounds: int) -> None:
 
 
 def sweeps(victim: Victim, rounds: int) -> None:
-    """Garbage of every kind, and its collection: packs that lose most of their objects, lists, bodies."""
+    """Create and collect all kinds of garbage: packs that lose most of their objects, lists, bodies."""
     for number in range(rounds):
         victim.commit(load(number))
         victim.stage(*pieces(number))
@@ -117,7 +117,7 @@ def sweeps(victim: Victim, rounds: int) -> None:
 
 
 def retains(victim: Victim, rounds: int) -> None:
-    """Checkpoints, of which a policy keeps the last two."""
+    """Write checkpoints, of which a policy keeps the last two."""
     for number in range(rounds):
         victim.commit(load(number))
         for moment in range(3):
@@ -127,7 +127,7 @@ def retains(victim: Victim, rounds: int) -> None:
 
 
 def erases(victim: Victim, rounds: int) -> None:
-    """Threads that are forgotten, beside one that stays; they share packs."""
+    """Forget threads, except one; they share packs."""
     for number in range(rounds):
         writer, thread = f"v{number}", f"gone{number}"
         victim.commit(load(number))
@@ -142,7 +142,7 @@ def erases(victim: Victim, rounds: int) -> None:
 
 
 def erases_in_slices(victim: Victim, rounds: int) -> None:
-    """The same in many transactions, as a plan of many rows goes."""
+    """The same in many transactions, as for a plan with many rows."""
     from treering.engines.sql.gc import erase, sweep
 
     erase.ONE_TRANSACTION = 0
@@ -151,12 +151,12 @@ def erases_in_slices(victim: Victim, rounds: int) -> None:
 
 
 def opens(_: Victim, rounds: int) -> None:
-    """A store that is made; it was, before this began."""
+    """Create a store; `main` has already done it."""
     assert rounds
 
 
 def copies(victim: Victim, rounds: int) -> None:
-    """A copy that goes on while the source grows."""
+    """Copy repeatedly while the source grows."""
     for number in range(rounds):
         victim.commit(load(number))
         victim.stage(*pieces(number))
@@ -167,7 +167,7 @@ def copies(victim: Victim, rounds: int) -> None:
 
 
 def backs_up(victim: Victim, rounds: int) -> None:
-    """A backup after every commit."""
+    """Make a backup after every commit."""
     for number in range(rounds):
         victim.commit(load(number))
         victim.stage(*pieces(number))
@@ -177,15 +177,15 @@ def backs_up(victim: Victim, rounds: int) -> None:
 
 
 def reports(victim: Victim, rounds: int) -> None:
-    """One to three events at a time, as fast as it goes."""
+    """Commit one to three events at a time, as fast as possible."""
     for number in range(rounds):
-        told = [event(id=f"{victim.writer}.{number}.{part}") for part in range(number % 3 + 1)]
-        receipt = victim.store.commit(events(SPACE, *told))
-        report(events=[each.id for each in told], first_seq=receipt.first_seq)
+        written = [event(id=f"{victim.writer}.{number}.{part}") for part in range(number % 3 + 1)]
+        receipt = victim.store.commit(events(SPACE, *written))
+        report(events=[each.id for each in written], first_seq=receipt.first_seq)
 
 
 def writes_for_ever(victim: Victim, rounds: int) -> None:
-    """Four threads that commit, submit and stage until somebody kills the process."""
+    """Commit, submit and stage in four threads until the process is killed."""
 
     def write(writer: str) -> None:
         for number in range(rounds):
@@ -207,12 +207,12 @@ def writes_for_ever(victim: Victim, rounds: int) -> None:
 
 
 def report(**what) -> None:
-    """Put a line into the pipe, whole, before anything else happens."""
+    """Write a complete line to the pipe before anything else happens."""
     os.write(sys.stdout.fileno(), json.dumps(what).encode() + b"\n")
 
 
 def deletion(name: str) -> Draft:
-    """A batch that lets go of what a ref holds."""
+    """Return a draft that deletes a ref."""
     draft = Draft(SPACE)
     draft.delete_ref(name, scope=thread_scope("rubbish"))
     return draft
