@@ -11,7 +11,7 @@ from treering.blobs.location import open_blobs
 from treering.errors import InvalidInput, ReadOnly, StoreFull, Unreachable, Unsupported
 
 
-class Refusing(ThreadingHTTPServer):
+class FailingServer(ThreadingHTTPServer):
     """Responds to every request with the same error, or only to the first `failures` ones."""
 
     daemon_threads = True
@@ -42,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server():
-    with Refusing(("127.0.0.1", 0), Handler) as server:
+    with FailingServer(("127.0.0.1", 0), Handler) as server:
         Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.shutdown()

@@ -131,7 +131,7 @@ def test_a_stream_that_ends_at_a_buffer_boundary_is_cut_like_the_whole(size, ext
     assert list(stream_chunks(read)) == pieces(data)
 
 
-class Hollow:
+class SparseStream:
     """A sparse stream: data and holes."""
 
     def __init__(self, layout):
@@ -160,12 +160,12 @@ class Hollow:
 @settings(max_examples=25)
 @given(st.lists(st.integers(1, 7 * MIB), max_size=4))
 def test_skipped_holes_are_cut_like_zeros(layout):
-    stream = Hollow(layout)
+    stream = SparseStream(layout)
     assert list(stream_chunks(stream.read, stream)) == pieces(stream.data)
 
 
 def test_a_long_hole_is_mostly_skipped_and_its_chunks_are_equal():
-    stream = Hollow([50 * MIB, MIB, 50 * MIB])
+    stream = SparseStream([50 * MIB, MIB, 50 * MIB])
     assert len({id(chunk) for chunk in list(stream_chunks(stream.read, stream))}) < 30
     assert stream.read_bytes < 12 * MIB
 

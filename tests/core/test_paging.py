@@ -18,10 +18,10 @@ def engine():
             draft.event(Event(id=f"e{number}", kind="note", ts_us=number, scope=f"/note/{number}"))
             draft.set_ref(f"note/{number}", b"{}", scope=f"/note/{number}")
             store.commit(draft)
-        yield Counting(store.engine)
+        yield CallCounter(store.engine)
 
 
-class Counting:
+class CallCounter:
     """An engine that counts its calls."""
 
     def __init__(self, engine):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.stores import Place, postgres_place, sqlite_place
+from tests.faults.stores import StoreLocation, postgres_location, sqlite_location
 
 KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
 
@@ -18,8 +18,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> StoreLocation:
     """An empty location for a store."""
     if request.param == "sqlite":
-        return sqlite_place(tmp_path / "store")
-    return postgres_place(request.getfixturevalue("empty_postgres_url"), tmp_path / "packs")
+        return sqlite_location(tmp_path / "store")
+    return postgres_location(request.getfixturevalue("empty_postgres_url"), tmp_path / "packs")

@@ -30,7 +30,7 @@ VICTIM_SECONDS = 100
 
 
 @dataclass(frozen=True)
-class Place:
+class StoreLocation:
     """A store of one kind: its URL, and the folder of its packs."""
 
     kind: Literal["sqlite", "postgres"]
@@ -85,12 +85,12 @@ def _bytes_of(path: Path) -> bytes:
     return subprocess.run(["cat", path], stdout=subprocess.PIPE, check=True).stdout
 
 
-def sqlite_place(folder: Path) -> Place:
-    return Place("sqlite", str(folder), folder / "blobs")
+def sqlite_location(folder: Path) -> StoreLocation:
+    return StoreLocation("sqlite", str(folder), folder / "blobs")
 
 
-def postgres_place(url: str, packs: Path) -> Place:
-    return Place("postgres", url, packs)
+def postgres_location(url: str, packs: Path) -> StoreLocation:
+    return StoreLocation("postgres", url, packs)
 
 
 @dataclass
@@ -122,16 +122,16 @@ class Account:
             self.done.append(said["done"])
 
 
-def command(scenario: str, place: Place, **options: str | int | None) -> list[str]:
+def command(scenario: str, location: StoreLocation, **options: str | int | None) -> list[str]:
     """Return the command line of a victim."""
-    given = {"store": place.url, "blobs": place.blobs, **options}
+    given = {"store": location.url, "blobs": location.blobs, **options}
     words = [f"--{name}={value}" for name, value in given.items() if value is not None]
     return [sys.executable, "-m", "tests.faults.victim", scenario, *words]
 
 
-def killed_after(seconds: float, place: Place, *, writer: str) -> Account:
+def killed_after(seconds: float, location: StoreLocation, *, writer: str) -> Account:
     """Let a victim with four threads write for some time after its first report; return its reports."""
-    endless = command("writes_for_ever", place, writer=writer, rounds=1_000_000)
+    endless = command("writes_for_ever", location, writer=writer, rounds=1_000_000)
     victim = subprocess.Popen(endless, cwd=REPOSITORY, stdout=subprocess.PIPE)
     account = Account()
     timer = threading.Timer(seconds, victim.kill)
@@ -147,11 +147,17 @@ def killed_after(seconds: float, place: Place, *, writer: str) -> Account:
 
 
 def killed_at(
-    failpoint: str, nth: int, scenario: str, place: Place, *, rounds: int = 4, target: str | None = None
+    failpoint: str,
+    nth: int,
+    scenario: str,
+    location: StoreLocation,
+    *,
+    rounds: int = 4,
+    target: str | None = None,
 ) -> Account:
     """Let a victim work until it hits a failpoint for the n-th time; return its reports."""
     victim = subprocess.run(
-        command(scenario, place, rounds=rounds, target=target),
+        command(scenario, location, rounds=rounds, target=target),
         cwd=REPOSITORY,
         env={**os.environ, ENVIRONMENT: f"{failpoint}=kill:{nth}"},
         capture_output=True,

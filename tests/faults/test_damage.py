@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.loads import SPACE, fate, linking, load, pieces, total
-from tests.faults.stores import Place, killed_at, sqlite_place
+from tests.faults.stores import StoreLocation, killed_at, sqlite_location
 from treering.cli.main import main
 from treering.core.content import Address, object_address, slot_address
 from treering.engines.sql.schema import SQLITE_FILE
@@ -30,27 +30,27 @@ PAGE = 4096
 
 
 @pytest.fixture(scope="module")
-def master(tmp_path_factory: pytest.TempPathFactory) -> Place:
+def master(tmp_path_factory: pytest.TempPathFactory) -> StoreLocation:
     """A cleanly closed store: loads, and a pack with four objects."""
-    place = sqlite_place(tmp_path_factory.mktemp("damage") / "store")
-    with place.open() as store:
+    location = sqlite_location(tmp_path_factory.mktemp("damage") / "store")
+    with location.open() as store:
         for number in range(LOADS):
             store.commit(load(number))
         store.engine.stage(SPACE, pieces(0))
         store.commit(linking(0))
-    return place
+    return location
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Place:
+def killed(tmp_path_factory: pytest.TempPathFactory) -> StoreLocation:
     """A store whose last writer was killed: most data is in the log."""
-    place = sqlite_place(tmp_path_factory.mktemp("killed") / "store")
-    killed_at("commit.after_commit", LOADS, "commits", place, rounds=LOADS)
-    return place
+    location = sqlite_location(tmp_path_factory.mktemp("killed") / "store")
+    killed_at("commit.after_commit", LOADS, "commits", location, rounds=LOADS)
+    return location
 
 
 @pytest.fixture
-def place(master: Place, tmp_path: Path) -> Place:
+def location(master: StoreLocation, tmp_path: Path) -> StoreLocation:
     return copied(master, tmp_path)
 
 
@@ -78,10 +78,10 @@ PACKS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("damage", PACKS)
-def test_a_damaged_pack_names_its_objects(place: Place, damage: str):
-    (pack,) = place.packs.rglob("*.pack")
+def test_a_damaged_pack_names_its_objects(location: StoreLocation, damage: str):
+    (pack,) = location.packs.rglob("*.pack")
     PACKS[damage](pack)
-    with place.open() as store:
+    with location.open() as store:
         unreadable = [content for content in pieces(0) if not can_be_read(store, content, pack)]
         assert unreadable
         with pytest.raises(Corrupt):
@@ -93,7 +93,7 @@ def test_a_damaged_pack_names_its_objects(place: Place, damage: str):
             objects = {each.where for each in report.problems if each.where.startswith("o:")}
             assert objects == {f"o:{content.name}" for content in unreadable}
         assert fate(store.engine, load(0)) == "whole"
-    assert verify_exits_with(place) == 5
+    assert verify_exits_with(location) == 5
 
 
 def can_be_read(store: Store, content, pack: Path) -> bool:
@@ -110,65 +110,67 @@ def can_be_read(store: Store, content, pack: Path) -> bool:
 
 
 @pytest.mark.parametrize("from_the_end", [1, 18, 60, 200])
-def test_a_damaged_index_of_a_pack_is_reported(place: Place, from_the_end: int):
+def test_a_damaged_index_of_a_pack_is_reported(location: StoreLocation, from_the_end: int):
     """It is needed for rewriting the pack, not for reading it."""
-    (pack,) = place.packs.rglob("*.pack")
+    (pack,) = location.packs.rglob("*.pack")
     flip(pack, pack.stat().st_size - from_the_end)
-    with place.open() as store:
+    with location.open() as store:
         assert all(can_be_read(store, content, pack) for content in pieces(0))
         (problem,) = store.verify().problems
         assert pack.stem in problem.where
-    assert verify_exits_with(place) == 5
+    assert verify_exits_with(location) == 5
 
 
 # Frames
-def test_a_flipped_byte_in_a_body_names_the_commit(place: Place):
-    scribble(place, "UPDATE body SET frame = ? WHERE key = ?", "SELECT frame, key FROM body LIMIT 1")
-    is_reported(place, lambda store: store.engine.get(SPACE, [slot_address("batch-w-0", 0, 0)]), "batch-w-0")
+def test_a_flipped_byte_in_a_body_names_the_commit(location: StoreLocation):
+    scribble(location, "UPDATE body SET frame = ? WHERE key = ?", "SELECT frame, key FROM body LIMIT 1")
+    is_reported(
+        location, lambda store: store.engine.get(SPACE, [slot_address("batch-w-0", 0, 0)]), "batch-w-0"
+    )
 
 
-def test_a_flipped_byte_in_an_item_names_the_list(place: Place):
+def test_a_flipped_byte_in_an_item_names_the_list(location: StoreLocation):
     scribble(
-        place,
+        location,
         "UPDATE item SET frame = ? WHERE key = ?",
         "SELECT frame, key FROM item WHERE frame IS NOT NULL LIMIT 1",
     )
-    is_reported(place, lambda store: store.engine.read_list(SPACE, "w/log", 0, 9), "w/log")
+    is_reported(location, lambda store: store.engine.read_list(SPACE, "w/log", 0, 9), "w/log")
 
 
-def test_a_flipped_byte_in_an_object_names_it(place: Place):
+def test_a_flipped_byte_in_an_object_names_it(location: StoreLocation):
     (name,) = load(3).objects
     scribble(
-        place,
+        location,
         "UPDATE object SET frame = ? WHERE no = ?",
         f"SELECT frame, no FROM object WHERE name = x'{name}'",
     )
-    is_reported(place, lambda store: store.engine.get(SPACE, [object_address(name)]), name)
+    is_reported(location, lambda store: store.engine.get(SPACE, [object_address(name)]), name)
 
 
-def test_the_intact_frame_of_another_object_is_not_returned(place: Place):
+def test_the_intact_frame_of_another_object_is_not_returned(location: StoreLocation):
     """Its checksum is correct; only the hash does not match the name."""
     (name,), (other,) = load(3).objects, load(4).objects
     edit(
-        place,
+        location,
         "UPDATE object SET (kind, size, frame) = "
         f"(SELECT o.kind, o.size, o.frame FROM object o WHERE o.name = x'{other}') WHERE name = x'{name}'",
     )
-    is_reported(place, lambda store: store.engine.get(SPACE, [object_address(name)]), name)
+    is_reported(location, lambda store: store.engine.get(SPACE, [object_address(name)]), name)
 
 
 @pytest.mark.parametrize("column", ["kind", "size"])
-def test_a_changed_row_of_an_object_names_it(place: Place, column: str):
+def test_a_changed_row_of_an_object_names_it(location: StoreLocation, column: str):
     (name,) = load(3).objects
-    edit(place, f"UPDATE object SET {column} = {column} + 1 WHERE name = x'{name}'")
+    edit(location, f"UPDATE object SET {column} = {column} + 1 WHERE name = x'{name}'")
     read: Callable[[Store], object] = lambda store: store.engine.get(SPACE, [object_address(name)])  # noqa: E731
-    is_reported(place, None if column == "size" else read, name)
+    is_reported(location, None if column == "size" else read, name)
 
 
-def test_a_changed_position_in_a_pack_names_the_object(place: Place):
+def test_a_changed_position_in_a_pack_names_the_object(location: StoreLocation):
     name = pieces(0)[2].name
-    edit(place, f'UPDATE object SET "offset" = "offset" + 1 WHERE name = x\'{name}\'')
-    is_reported(place, lambda store: store.engine.get(SPACE, [object_address(name)]), name)
+    edit(location, f'UPDATE object SET "offset" = "offset" + 1 WHERE name = x\'{name}\'')
+    is_reported(location, lambda store: store.engine.get(SPACE, [object_address(name)]), name)
 
 
 STOPS: dict[str, Callable[[Store], object]] = {
@@ -180,62 +182,62 @@ STOPS: dict[str, Callable[[Store], object]] = {
 
 
 @pytest.mark.parametrize("table", STOPS)
-def test_a_read_that_stops_at_damage_keeps_no_log_open(place: Place, table: str):
+def test_a_read_that_stops_at_damage_keeps_no_log_open(location: StoreLocation, table: str):
     """Rows are checked while they are read; an error must not leave the query open."""
-    edit(place, f"UPDATE {table} SET kind = 9 WHERE frame IS NOT NULL")
-    with place.open() as store:
+    edit(location, f"UPDATE {table} SET kind = 9 WHERE frame IS NOT NULL")
+    with location.open() as store:
         store.commit(load(LOADS))
         with pytest.raises(Corrupt, match="9 is not a kind") as caught:
             STOPS[table](store)
-        with closing(sqlite3.connect(Path(place.url) / SQLITE_FILE)) as other:
+        with closing(sqlite3.connect(Path(location.url) / SQLITE_FILE)) as other:
             ((is_busy, _, _),) = other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         assert not is_busy
         assert caught.tb is not None  # and with it everything that the read still references
 
 
-def test_a_lost_item_names_the_list(place: Place):
-    edit(place, "DELETE FROM item WHERE key = (SELECT max(key) FROM item)")
-    is_reported(place, lambda store: store.engine.read_list(SPACE, "w/log", 0, 999), "w/log")
+def test_a_lost_item_names_the_list(location: StoreLocation):
+    edit(location, "DELETE FROM item WHERE key = (SELECT max(key) FROM item)")
+    is_reported(location, lambda store: store.engine.read_list(SPACE, "w/log", 0, 999), "w/log")
 
 
-def test_a_list_that_is_its_own_ancestor_does_not_loop_for_ever(place: Place):
-    edit(place, "UPDATE list SET parent = no, start = 1")
-    is_reported(place, lambda store: store.engine.read_list(SPACE, "w/log", 0, 9), "w/log")
+def test_a_list_that_is_its_own_ancestor_does_not_loop_for_ever(location: StoreLocation):
+    edit(location, "UPDATE list SET parent = no, start = 1")
+    is_reported(location, lambda store: store.engine.read_list(SPACE, "w/log", 0, 9), "w/log")
 
 
-def test_a_lost_commit_is_reported(place: Place):
-    edit(place, "DELETE FROM commits WHERE batch = 'batch-w-4'")
-    is_reported(place, None, "batch-w-4")
+def test_a_lost_commit_is_reported(location: StoreLocation):
+    edit(location, "DELETE FROM commits WHERE batch = 'batch-w-4'")
+    is_reported(location, None, "batch-w-4")
 
 
-def is_reported(place: Place, read: Callable[[Store], object] | None, named: str) -> None:
-    with place.open() as store:
+def is_reported(location: StoreLocation, read: Callable[[Store], object] | None, named: str) -> None:
+    with location.open() as store:
         if read is not None:
             with pytest.raises(Corrupt, match=named):
                 read(store)
         report = store.verify()
         assert not report.ok
         assert [problem for problem in report.problems if named in problem.where + problem.detail]
-    assert verify_exits_with(place) == 5
+    assert verify_exits_with(location) == 5
 
 
 # The database
 @pytest.mark.parametrize("size", [1, 100, PAGE, 5 * PAGE + 100, 0.5, 0.9])
-def test_a_truncated_database_is_corrupt(place: Place, size: float):
-    database = Path(place.url) / SQLITE_FILE
+def test_a_truncated_database_is_corrupt(location: StoreLocation, size: float):
+    database = Path(location.url) / SQLITE_FILE
     cut(database, int(size * database.stat().st_size) if isinstance(size, float) else size)
-    assert is_detected(place)
-    assert verify_exits_with(place) == 5
+    assert is_detected(location)
+    assert verify_exits_with(location) == 5
 
 
-def test_a_file_that_is_no_database_is_corrupt(place: Place):
-    (Path(place.url) / SQLITE_FILE).write_bytes(b"not a database" * 1000)
+def test_a_file_that_is_no_database_is_corrupt(location: StoreLocation):
+    (Path(location.url) / SQLITE_FILE).write_bytes(b"not a database" * 1000)
     with pytest.raises(Corrupt, match=SQLITE_FILE):
-        place.open()
-    assert verify_exits_with(place) == 5
+        location.open()
+    assert verify_exits_with(location) == 5
 
 
-def test_every_zeroed_page_is_detected(master: Place, tmp_path: Path):
+def test_every_zeroed_page_is_detected(master: StoreLocation, tmp_path: Path):
     original = (Path(master.url) / SQLITE_FILE).read_bytes()
     unnoticed = []
     for page in range(len(original) // PAGE):
@@ -246,17 +248,17 @@ def test_every_zeroed_page_is_detected(master: Place, tmp_path: Path):
     assert not unnoticed
 
 
-def test_one_flipped_bit_never_returns_wrong_content(master: Place, tmp_path: Path):
+def test_one_flipped_bit_never_returns_wrong_content(master: StoreLocation, tmp_path: Path):
     flip_at_random(master, tmp_path, 40)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_many_flipped_bits_never_return_wrong_content(master: Place, tmp_path: Path):
+def test_many_flipped_bits_never_return_wrong_content(master: StoreLocation, tmp_path: Path):
     flip_at_random(master, tmp_path, 1500)
 
 
-def flip_at_random(master: Place, tmp_path: Path, times: int) -> None:
+def flip_at_random(master: StoreLocation, tmp_path: Path, times: int) -> None:
     original = (Path(master.url) / SQLITE_FILE).read_bytes()
     chance = random.Random(times)
     pages = [page for page in range(len(original) // PAGE) if is_structured(original[page * PAGE :][:PAGE])]
@@ -272,20 +274,20 @@ def is_structured(page: bytes) -> bool:
     return len(set(page)) < 200
 
 
-def with_database(place: Place, data: bytes | bytearray, folder: Path) -> Place:
+def with_database(location: StoreLocation, data: bytes | bytearray, folder: Path) -> StoreLocation:
     """Return the same store with other bytes in its database, in a new file: SQLite caches open ones."""
     folder.mkdir()
     (folder / SQLITE_FILE).write_bytes(data)
-    shutil.copytree(place.packs, folder / "blobs", copy_function=os.link)
-    return sqlite_place(folder)
+    shutil.copytree(location.packs, folder / "blobs", copy_function=os.link)
+    return sqlite_location(folder)
 
 
-def is_detected(place: Place, error: type[TreeringError] = Corrupt) -> bool:
+def is_detected(location: StoreLocation, error: type[TreeringError] = Corrupt) -> bool:
     """Return whether the damage is detected; another error or wrong content fails the test."""
     noticed = False
     for action in (contents_are_right, lambda store: store.verify().ok, lambda store: bool(store.stats())):
         try:
-            with place.open() as store:
+            with location.open() as store:
                 noticed |= not action(store)
         except error:
             noticed = True
@@ -317,38 +319,38 @@ def gives(store: Store, address: Address, content) -> bool:
 
 # The log
 @pytest.mark.parametrize("share", [0.999, 0.9, 0.7, 0.5, 0.3])
-def test_a_truncated_log_loses_only_the_last_commits(killed: Place, tmp_path: Path, share: float):
+def test_a_truncated_log_loses_only_the_last_commits(killed: StoreLocation, tmp_path: Path, share: float):
     """The rest is the store at an earlier time."""
-    place = copied(killed, tmp_path)
-    log = Path(place.url) / f"{SQLITE_FILE}-wal"
+    location = copied(killed, tmp_path)
+    log = Path(location.url) / f"{SQLITE_FILE}-wal"
     cut(log, int(log.stat().st_size * share))
-    is_a_beginning(place, lost=True)
+    is_a_beginning(location, lost=True)
 
 
-def test_a_flipped_byte_in_the_log_loses_only_later_commits(killed: Place, tmp_path: Path):
+def test_a_flipped_byte_in_the_log_loses_only_later_commits(killed: StoreLocation, tmp_path: Path):
     size = (Path(killed.url) / f"{SQLITE_FILE}-wal").stat().st_size
     chance = random.Random(6)
     for each in range(6):
-        place = copied(killed, tmp_path / str(each))
-        flip(Path(place.url) / f"{SQLITE_FILE}-wal", chance.randrange(size // 3, size))
-        is_a_beginning(place, lost=True)
+        location = copied(killed, tmp_path / str(each))
+        flip(Path(location.url) / f"{SQLITE_FILE}-wal", chance.randrange(size // 3, size))
+        is_a_beginning(location, lost=True)
 
 
-def test_a_log_of_garbage_is_ignored(killed: Place, tmp_path: Path):
-    place = copied(killed, tmp_path)
-    (Path(place.url) / f"{SQLITE_FILE}-wal").write_bytes(random.Random(1).randbytes(100_000))
-    is_a_beginning(place, lost=True)
+def test_a_log_of_garbage_is_ignored(killed: StoreLocation, tmp_path: Path):
+    location = copied(killed, tmp_path)
+    (Path(location.url) / f"{SQLITE_FILE}-wal").write_bytes(random.Random(1).randbytes(100_000))
+    is_a_beginning(location, lost=True)
 
 
-def test_damaged_shared_memory_loses_nothing(killed: Place, tmp_path: Path):
-    place = copied(killed, tmp_path)
-    (Path(place.url) / f"{SQLITE_FILE}-shm").write_bytes(random.Random(1).randbytes(32768))
-    is_a_beginning(place, lost=False)
+def test_damaged_shared_memory_loses_nothing(killed: StoreLocation, tmp_path: Path):
+    location = copied(killed, tmp_path)
+    (Path(location.url) / f"{SQLITE_FILE}-shm").write_bytes(random.Random(1).randbytes(32768))
+    is_a_beginning(location, lost=False)
 
 
-def is_a_beginning(place: Place, *, lost: bool) -> None:
+def is_a_beginning(location: StoreLocation, *, lost: bool) -> None:
     """The store contains the first loads, each complete, and can be written to."""
-    with place.open() as store:
+    with location.open() as store:
         assert store.verify().problems == ()
         fates = [fate(store.engine, load(number)) for number in range(LOADS)]
         count = fates.count("whole")
@@ -361,27 +363,27 @@ def is_a_beginning(place: Place, *, lost: bool) -> None:
         assert store.verify().problems == ()
 
 
-def copied(place: Place, folder: Path) -> Place:
+def copied(location: StoreLocation, folder: Path) -> StoreLocation:
     target = folder / "store"
-    shutil.copytree(place.url, target)
-    return sqlite_place(target)
+    shutil.copytree(location.url, target)
+    return sqlite_location(target)
 
 
-def scribble(place: Place, update: str, select: str) -> None:
+def scribble(location: StoreLocation, update: str, select: str) -> None:
     """Flip a bit in the middle of a frame."""
-    with closing(sqlite3.connect(Path(place.url) / SQLITE_FILE)) as connection, connection:
+    with closing(sqlite3.connect(Path(location.url) / SQLITE_FILE)) as connection, connection:
         ((frame, key),) = connection.execute(select)
         damaged = bytearray(frame)
         damaged[len(damaged) // 2] ^= 0x10
         connection.execute(update, (bytes(damaged), key))
 
 
-def edit(place: Place, sql: str) -> None:
-    with closing(sqlite3.connect(Path(place.url) / SQLITE_FILE)) as connection, connection:
+def edit(location: StoreLocation, sql: str) -> None:
+    with closing(sqlite3.connect(Path(location.url) / SQLITE_FILE)) as connection, connection:
         assert connection.execute(sql).rowcount
 
 
-def verify_exits_with(place: Place) -> int:
+def verify_exits_with(location: StoreLocation) -> int:
     with pytest.raises(SystemExit) as ended:
-        main(["verify", "--store", place.url])
+        main(["verify", "--store", location.url])
     return ended.value.code

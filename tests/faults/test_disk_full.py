@@ -9,7 +9,7 @@ import pytest
 import treering
 from tests.faults.disks import SmallDisk, small_disk
 from tests.faults.loads import SPACE, fate, linking, load, pieces, total
-from tests.faults.stores import Place, sqlite_place
+from tests.faults.stores import StoreLocation, sqlite_location
 from treering.errors import StoreFull
 from treering.store import Store
 from treering.testing.batches import event, events
@@ -26,14 +26,16 @@ def disk(tmp_path: Path):
 
 
 @pytest.fixture
-def place(disk: SmallDisk) -> Place:
-    return sqlite_place(disk.folder / "store")
+def location(disk: SmallDisk) -> StoreLocation:
+    return sqlite_location(disk.folder / "store")
 
 
 @pytest.mark.parametrize("durability", ["full", "fast"])
-def test_a_commit_that_does_not_fit_leaves_no_trace(disk: SmallDisk, place: Place, durability: str):
+def test_a_commit_that_does_not_fit_leaves_no_trace(
+    disk: SmallDisk, location: StoreLocation, durability: str
+):
     number = 0
-    with place.open(durability=durability) as store:
+    with location.open(durability=durability) as store:
         store.commit(load(number))
         for room in ROOMS:
             disk.fill(store, room=room)
@@ -44,13 +46,13 @@ def test_a_commit_that_does_not_fit_leaves_no_trace(disk: SmallDisk, place: Plac
             store.commit(load(number))
             assert total(store.engine) == number + 1
         is_sound(store)
-    with place.open() as store:
+    with location.open() as store:
         assert [fate(store.engine, load(each)) for each in range(number + 1)] == ["whole"] * (number + 1)
         is_sound(store)
 
 
-def test_every_writer_of_a_group_that_does_not_fit_gets_the_error(disk: SmallDisk, place: Place):
-    with place.open() as store:
+def test_every_writer_of_a_group_that_does_not_fit_gets_the_error(disk: SmallDisk, location: StoreLocation):
+    with location.open() as store:
         store.commit(load(0))
         disk.fill(store, room=100_000)
         futures = [store.submit(load(number)) for number in range(1, 100)]
@@ -66,15 +68,15 @@ def test_every_writer_of_a_group_that_does_not_fit_gets_the_error(disk: SmallDis
         is_sound(store)
 
 
-def test_a_pack_that_does_not_fit_leaves_no_file(disk: SmallDisk, place: Place):
-    with place.open() as store:
+def test_a_pack_that_does_not_fit_leaves_no_file(disk: SmallDisk, location: StoreLocation):
+    with location.open() as store:
         store.commit(load(0))
         for room in (0, 100_000, 700_000):
             disk.fill(store, room=room)
             with pytest.raises(StoreFull):
                 store.engine.stage(SPACE, pieces(1))
-            assert not place.pack_files()
-            assert not place.drafts()
+            assert not location.pack_files()
+            assert not location.drafts()
             assert fate(store.engine, load(0)) == "whole"
             disk.free(store)
         store.engine.stage(SPACE, pieces(1))
@@ -84,36 +86,38 @@ def test_a_pack_that_does_not_fit_leaves_no_file(disk: SmallDisk, place: Place):
 
 
 @pytest.mark.parametrize("room", [0, 20_000, 60_000, 120_000])
-def test_a_store_that_does_not_fit_is_not_created(disk: SmallDisk, place: Place, room: int):
+def test_a_store_that_does_not_fit_is_not_created(disk: SmallDisk, location: StoreLocation, room: int):
     disk.fill(None, room=room)
     with pytest.raises(disk.file_error):
-        place.open().close()
+        location.open().close()
     disk.free(None)
-    with place.open() as store:
+    with location.open() as store:
         store.commit(load(0))
         is_sound(store)
 
 
 @pytest.mark.parametrize("room", [0, 8_000, 36_000])
-def test_a_store_on_a_full_disk_can_be_opened_once_there_is_space(disk: SmallDisk, place: Place, room: int):
+def test_a_store_on_a_full_disk_can_be_opened_once_there_is_space(
+    disk: SmallDisk, location: StoreLocation, room: int
+):
     """The log needs some space, even for reading."""
-    with place.open() as store:
+    with location.open() as store:
         store.commit(load(0))
     disk.fill(None, room=room)
     try:
-        with place.open() as store:
+        with location.open() as store:
             assert fate(store.engine, load(0)) == "whole"
     except disk.file_error:
         pass
     disk.free(None)
-    with place.open() as store:
+    with location.open() as store:
         assert fate(store.engine, load(0)) == "whole"
         store.commit(load(1))
         is_sound(store)
 
 
 def test_a_backup_that_does_not_fit_is_not_kept(disk: SmallDisk, tmp_path: Path):
-    with sqlite_place(tmp_path / "store").open() as store:
+    with sqlite_location(tmp_path / "store").open() as store:
         store.engine.stage(SPACE, pieces(0))
         store.commit(linking(0))
         for number in range(20):
@@ -127,13 +131,15 @@ def test_a_backup_that_does_not_fit_is_not_kept(disk: SmallDisk, tmp_path: Path)
             disk.free(None)
         store.backup(disk.folder / "backup")
         assert portrait(store.engine, SPACE) == before
-        with sqlite_place(disk.folder / "backup").open() as backup:
+        with sqlite_location(disk.folder / "backup").open() as backup:
             is_sound(backup)
             assert portrait(backup.engine, SPACE) == before
 
 
-def test_a_copy_that_does_not_fit_resumes_once_there_is_space(disk: SmallDisk, place: Place, tmp_path: Path):
-    with sqlite_place(tmp_path / "source").open() as store, place.open() as copy:
+def test_a_copy_that_does_not_fit_resumes_once_there_is_space(
+    disk: SmallDisk, location: StoreLocation, tmp_path: Path
+):
+    with sqlite_location(tmp_path / "source").open() as store, location.open() as copy:
         store.engine.stage(SPACE, pieces(0))
         store.commit(linking(0))
         for number in range(20):
@@ -149,9 +155,9 @@ def test_a_copy_that_does_not_fit_resumes_once_there_is_space(disk: SmallDisk, p
         is_sound(copy)
 
 
-def test_maintenance_of_a_full_store_is_safe(disk: SmallDisk, place: Place):
+def test_maintenance_of_a_full_store_is_safe(disk: SmallDisk, location: StoreLocation):
     """Sweeping and forgetting write, too; they fail now and succeed once there is space."""
-    with place.open() as store:
+    with location.open() as store:
         for number in range(5):
             store.commit(load(number))
             store.commit(load(number, writer="gone"))
@@ -168,7 +174,7 @@ def test_maintenance_of_a_full_store_is_safe(disk: SmallDisk, place: Place):
         assert [fate(store.engine, load(number)) for number in range(5)] == ["whole"] * 5
         assert fate(store.engine, linking(0, "1")) == "whole"
         is_sound(store)
-        assert place.pack_files() == place.pack_rows()
+        assert location.pack_files() == location.pack_rows()
 
 
 @pytest.mark.postgres

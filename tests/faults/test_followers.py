@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.loads import SPACE
-from tests.faults.stores import REPOSITORY, Place, command
+from tests.faults.stores import REPOSITORY, StoreLocation, command
 from treering.core.query import EventQuery
 from treering.core.records import Record
 from treering.store import Store
@@ -18,21 +18,21 @@ from treering.testing.portrait import cursor_behind
 WRITERS = {"sqlite": 4, "postgres": 8}
 
 
-def test_a_follower_misses_nothing(place: Place, tmp_path: Path):
-    follow(place, tmp_path, commits=150)
+def test_a_follower_misses_nothing(location: StoreLocation, tmp_path: Path):
+    follow(location, tmp_path, commits=150)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_a_follower_misses_nothing_for_long(place: Place, tmp_path: Path):
-    follow(place, tmp_path, commits=3000)
+def test_a_follower_misses_nothing_for_long(location: StoreLocation, tmp_path: Path):
+    follow(location, tmp_path, commits=3000)
 
 
-def follow(place: Place, tmp_path: Path, *, commits: int) -> None:
-    with place.open() as store:
+def follow(location: StoreLocation, tmp_path: Path, *, commits: int) -> None:
+    with location.open() as store:
         writers = [
-            start(place, f"w{number}", tmp_path / f"w{number}", commits)
-            for number in range(WRITERS[place.kind])
+            start(location, f"w{number}", tmp_path / f"w{number}", commits)
+            for number in range(WRITERS[location.kind])
         ]
         writers[0].kill_at = commits // 2
         try:
@@ -106,7 +106,7 @@ class Writer:
         self.process.wait(timeout=100)
 
 
-def start(place: Place, name: str, file: Path, commits: int) -> Writer:
-    words = command("reports", place, writer=name, rounds=10 * commits if name == "w0" else commits)
+def start(location: StoreLocation, name: str, file: Path, commits: int) -> Writer:
+    words = command("reports", location, writer=name, rounds=10 * commits if name == "w0" else commits)
     with file.open("wb") as output:
         return Writer(name, file, subprocess.Popen(words, cwd=REPOSITORY, stdout=output))

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.loads import SPACE, thread_scope
-from tests.faults.stores import REPOSITORY, Place, files_with, sqlite_place
+from tests.faults.stores import REPOSITORY, StoreLocation, files_with, sqlite_location
 from treering.core.batch import Draft, Text
 from treering.core.content import Content, list_address, object_address
 from treering.core.failpoints import ENVIRONMENT
@@ -35,29 +35,29 @@ PACKED = 400_000
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return sqlite_place(tmp_path / "store")
+def location(tmp_path: Path) -> StoreLocation:
+    return sqlite_location(tmp_path / "store")
 
 
 @pytest.fixture
-def store(place: Place):
-    with place.open() as opened:
+def store(location: StoreLocation):
+    with location.open() as opened:
         live(opened, "before")
         yield opened
 
 
-def test_no_byte_of_a_forgotten_thread_remains(store: Store, place: Place):
+def test_no_byte_of_a_forgotten_thread_remains(store: Store, location: StoreLocation):
     plant(store)
     live(store, "after")
-    with closing(sqlite3.connect(Path(place.url) / SQLITE_FILE)) as connection:
+    with closing(sqlite3.connect(Path(location.url) / SQLITE_FILE)) as connection:
         connection.execute("PRAGMA wal_checkpoint").fetchall()  # now it is in the database and in the log
-    assert {SQLITE_FILE, f"{SQLITE_FILE}-wal", "a pack"} <= found(place)
+    assert {SQLITE_FILE, f"{SQLITE_FILE}-wal", "a pack"} <= found(location)
     assert store.forget(thread=CANARY).proof == "bytes"
-    assert not found(place)
+    assert not found(location)
     is_whole(store, "before", "after")
 
 
-def test_no_byte_of_its_earlier_values_remains(store: Store, place: Place):
+def test_no_byte_of_its_earlier_values_remains(store: Store, location: StoreLocation):
     """Replaced values, deleted refs and changed texts have left pages behind."""
     plant(store)
     for version in range(30):
@@ -71,20 +71,20 @@ def test_no_byte_of_its_earlier_values_remains(store: Store, place: Place):
     gone.delete_ref(f"{CANARY}/head", scope=thread_scope(CANARY))
     store.commit(gone)
     store.forget(thread=CANARY)
-    assert not found(place)
+    assert not found(location)
     is_whole(store, "before")
 
 
-def test_no_byte_remains_while_others_have_the_store_open(store: Store, place: Place):
+def test_no_byte_remains_while_others_have_the_store_open(store: Store, location: StoreLocation):
     plant(store)
-    with place.open() as other:
+    with location.open() as other:
         assert other.engine.refs(SPACE, [f"{CANARY}/head"])
         store.forget(thread=CANARY)
-        assert not found(place)
+        assert not found(location)
         assert not other.engine.refs(SPACE, [f"{CANARY}/head"])
 
 
-def test_no_byte_of_dead_objects_in_a_live_pack_remains(store: Store, place: Place):
+def test_no_byte_of_dead_objects_in_a_live_pack_remains(store: Store, location: StoreLocation):
     """A sweep rewrites a pack only when it pays off; until then, the pack contains dead objects."""
     kept = [noise(PACKED, seed=number) for number in range(4)]
     dropped = with_canary(PACKED, seed=100)
@@ -98,31 +98,33 @@ def test_no_byte_of_dead_objects_in_a_live_pack_remains(store: Store, place: Pla
     store.gc(grace_seconds=0)
     assert store.engine.missing(SPACE, [dropped.name])
     store.forget(thread=CANARY)
-    assert not found(place)
+    assert not found(location)
     assert store.engine.get(SPACE, [object_address(each.name) for each in kept]) == kept
     is_whole(store, "before")
 
 
 @pytest.mark.parametrize("moment", ["file.synced", "file.renamed", "pack.written", "stage.before_commit"])
-def test_no_byte_that_a_killed_writer_was_about_to_store_remains(store: Store, place: Place, moment: str):
+def test_no_byte_that_a_killed_writer_was_about_to_store_remains(
+    store: Store, location: StoreLocation, moment: str
+):
     plant(store)
-    stage_and_die(place, moment)
+    stage_and_die(location, moment)
     if moment != "file.synced":
-        place.age_files()  # a recent pack without rows is kept: its writer may only be slow
+        location.age_files()  # a recent pack without rows is kept: its writer may only be slow
     store.forget(thread=CANARY)
-    assert not found(place)
+    assert not found(location)
     is_whole(store, "before")
 
 
-def test_a_temporary_file_of_a_live_writer_is_kept(store: Store, place: Place):
+def test_a_temporary_file_of_a_live_writer_is_kept(store: Store, location: StoreLocation):
     """Forgetting deletes temporary files, but only those of dead writers."""
     plant(store)
     script = stager("objects", seed=7)
     environment = {**os.environ, ENVIRONMENT: "file.synced=sleep:1500"}
     writer = subprocess.Popen(
-        [sys.executable, "-c", script, place.url], cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE
+        [sys.executable, "-c", script, location.url], cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE
     )
-    while not place.drafts() and writer.poll() is None:
+    while not location.drafts() and writer.poll() is None:
         time.sleep(0.01)
     store.forget(thread=CANARY)
     out, _ = writer.communicate(timeout=60)
@@ -213,9 +215,9 @@ with treering.open(sys.argv[1], durability="fast") as store:
 """
 
 
-def stage_and_die(place: Place, moment: str) -> None:
+def stage_and_die(location: StoreLocation, moment: str) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", stager("canaries", seed=1000), place.url],
+        [sys.executable, "-c", stager("canaries", seed=1000), location.url],
         cwd=REPOSITORY,
         env={**os.environ, ENVIRONMENT: f"{moment}=kill"},
         check=False,
@@ -224,9 +226,9 @@ def stage_and_die(place: Place, moment: str) -> None:
     assert ended.returncode == -9
 
 
-def found(place: Place) -> set[str]:
+def found(location: StoreLocation) -> set[str]:
     """Return the files that contain the canary; "a pack" or "a row" for a compressed frame."""
-    folder = Path(place.url)
+    folder = Path(location.url)
     canary = CANARY.encode()
     names = {path.name for path in files_with(folder, canary)}
     for path in folder.rglob("*.pack"):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.loads import SPACE, batch_of, fate, load, pieces, total
-from tests.faults.stores import REPOSITORY, Account, Place, files_with, killed_at, sqlite_place
+from tests.faults.stores import REPOSITORY, Account, StoreLocation, files_with, killed_at, sqlite_location
 from treering.core.batch import Batch
 from treering.core.query import EventQuery
 from treering.core.retention import Keep
@@ -98,73 +98,77 @@ def deaths(*, later: bool) -> list:
     ]
 
 
-@pytest.mark.parametrize("place,failpoint", deaths(later=False), indirect=["place"])
-def test_a_kill_there_loses_nothing_acknowledged(place: Place, failpoint: str, tmp_path: Path):
-    _die(place, failpoint, 1, tmp_path)
+@pytest.mark.parametrize("location,failpoint", deaths(later=False), indirect=["location"])
+def test_a_kill_there_loses_nothing_acknowledged(location: StoreLocation, failpoint: str, tmp_path: Path):
+    _die(location, failpoint, 1, tmp_path)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("place,failpoint", deaths(later=True), indirect=["place"])
-def test_a_later_kill_there_loses_nothing_acknowledged(place: Place, failpoint: str, tmp_path: Path):
-    _die(place, failpoint, LATER, tmp_path)
+@pytest.mark.parametrize("location,failpoint", deaths(later=True), indirect=["location"])
+def test_a_later_kill_there_loses_nothing_acknowledged(
+    location: StoreLocation, failpoint: str, tmp_path: Path
+):
+    _die(location, failpoint, LATER, tmp_path)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("nth", [2, 4, 7, 11, 16, 22])
 @pytest.mark.parametrize("failpoint", ["erase.before_commit", "erase.after_commit"])
-def test_a_large_erasure_resumes_after_a_kill_between_slices(place: Place, failpoint: str, nth: int):
-    after_erases(place, killed_at(failpoint, nth, "erases_in_slices", place, rounds=1))
+def test_a_large_erasure_resumes_after_a_kill_between_slices(
+    location: StoreLocation, failpoint: str, nth: int
+):
+    after_erases(location, killed_at(failpoint, nth, "erases_in_slices", location, rounds=1))
 
 
-def _die(place: Place, failpoint: str, nth: int, tmp_path: Path) -> None:
+def _die(location: StoreLocation, failpoint: str, nth: int, tmp_path: Path) -> None:
     scenario = DEATHS[failpoint]
     if scenario == "copies":
-        after_copies(place, failpoint, nth, tmp_path)
+        after_copies(location, failpoint, nth, tmp_path)
     elif scenario == "backs_up":
-        after_backs_up(place, failpoint, nth, tmp_path)
+        after_backs_up(location, failpoint, nth, tmp_path)
     else:
-        account = killed_at(failpoint, nth, scenario, place)
+        account = killed_at(failpoint, nth, scenario, location)
         if scenario == "commits":
-            with place.open() as store:
+            with location.open() as store:
                 assert [fate(store.engine, batch_of(each)) for each in account.in_flight] == [
                     FATES[failpoint]
                 ]
-        AFTERWARDS[scenario](place, account)
+        AFTERWARDS[scenario](location, account)
 
 
-def after_commits(place: Place, account: Account) -> None:
-    loses_nothing_acknowledged(place, account)
-    leaves_nothing_behind(place)
-    with place.open() as store:
+def after_commits(location: StoreLocation, account: Account) -> None:
+    loses_nothing_acknowledged(location, account)
+    leaves_nothing_behind(location)
+    with location.open() as store:
         assert total(store.engine) == sum(batch.startswith("batch-") for batch in account.tried)
 
 
-def after_flushes(place: Place, account: Account) -> None:
+def after_flushes(location: StoreLocation, account: Account) -> None:
     """Acknowledged commits are stored once and in order, whoever flushes them."""
-    with place.open() as store:
+    with location.open() as store:
         assert [record.event.id for record in store.engine.scan(SPACE, EventQuery()).records] == [
             event.id for batch in account.tried for event in batch_of(batch).events
         ]
-    loses_nothing_acknowledged(place, account)
-    leaves_nothing_behind(place)
+    loses_nothing_acknowledged(location, account)
+    leaves_nothing_behind(location)
 
 
-def after_sweeps(place: Place, account: Account) -> None:
+def after_sweeps(location: StoreLocation, account: Account) -> None:
     """Reachable data is kept; the rest is deleted by the next sweep."""
-    loses_nothing_acknowledged(place, account)
-    leaves_nothing_behind(place)
+    loses_nothing_acknowledged(location, account)
+    leaves_nothing_behind(location)
     rounds = range(len(account.tried))
     dead = [each.name for number in rounds for each in pieces(number, writer="rubbish")]
     dead += [pieces(number)[part].name for number in rounds for part in (0, 2, 3)]
-    with place.open() as store:
+    with location.open() as store:
         assert store.engine.missing(SPACE, dead) == set(dead)
         assert not store.engine.scan_refs(SPACE, "rubbish")
 
 
-def after_retains(place: Place, account: Account) -> None:
+def after_retains(location: StoreLocation, account: Account) -> None:
     """The journal records drops in advance, and the last two checkpoints always exist."""
     latest = [batch for batch in account.tried if batch.startswith("checkpoint")][-2:]
-    with place.open() as store:
+    with location.open() as store:
         is_sound(store)
         kept = checkpoints(store)
         assert [batch.removeprefix("checkpoint-").replace("-", ".") for batch in latest] == kept[-2:]
@@ -180,19 +184,19 @@ def checkpoints(store: Store) -> list[str]:
     return [record.event.id for record in records]
 
 
-def after_erases(place: Place, account: Account) -> None:
+def after_erases(location: StoreLocation, account: Account) -> None:
     """Other data is kept; forgetting again finishes what was begun."""
-    loses_nothing_acknowledged(place, account)
+    loses_nothing_acknowledged(location, account)
     number = account.forgetting[-1]
-    with place.open() as store:
+    with location.open() as store:
         with suppress(NotFound):  # it may have got as far as the last name
             store.forget(thread=f"gone{number}")
-        if place.kind == "sqlite":
-            assert not files_with(Path(place.url), f"gone{number}".encode())
-            assert not files_with(Path(place.url), pieces(0, writer=f"v{number}")[1].data[:100])
+        if location.kind == "sqlite":
+            assert not files_with(Path(location.url), f"gone{number}".encode())
+            assert not files_with(Path(location.url), pieces(0, writer=f"v{number}")[1].data[:100])
         is_sound(store)
         is_forgotten(store, number)
-    leaves_nothing_behind(place)
+    leaves_nothing_behind(location)
 
 
 def is_forgotten(store: Store, number: int) -> None:
@@ -204,46 +208,46 @@ def is_forgotten(store: Store, number: int) -> None:
         store.forget(thread=f"gone{number}")
 
 
-def after_opens(place: Place, account: Account) -> None:
+def after_opens(location: StoreLocation, account: Account) -> None:
     """If creating a store was interrupted, the next opener creates it."""
     assert not account.tried
-    with place.open() as store:
+    with location.open() as store:
         assert store.verify().ok
         store.commit(load(0))
         is_sound(store)
 
 
-def after_copies(place: Place, failpoint: str, nth: int, tmp_path: Path) -> None:
+def after_copies(location: StoreLocation, failpoint: str, nth: int, tmp_path: Path) -> None:
     """An interrupted copy resumes where it stopped, and is equal in the end."""
-    source = sqlite_place(tmp_path / "source")
-    target = place.url if place.blobs is None else f"{place.url} {place.blobs}"
+    source = sqlite_location(tmp_path / "source")
+    target = location.url if location.blobs is None else f"{location.url} {location.blobs}"
     account = killed_at(failpoint, nth, "copies", source, target=target)
     loses_nothing_acknowledged(source, account)
-    with source.open() as store, place.open() as copy:
+    with source.open() as store, location.open() as copy:
         report = store.copy_to(copy)
         assert report.resumed
         assert portrait(store.engine, SPACE) == portrait(copy.engine, SPACE)
         is_sound(copy)
-    leaves_nothing_behind(place)
+    leaves_nothing_behind(location)
 
 
-def after_backs_up(place: Place, failpoint: str, nth: int, tmp_path: Path) -> None:
+def after_backs_up(location: StoreLocation, failpoint: str, nth: int, tmp_path: Path) -> None:
     """An interrupted backup does not exist; earlier ones are complete, and the next one works."""
     folder = tmp_path / "backups"
-    account = killed_at(failpoint, nth, "backs_up", place, target=str(folder))
-    loses_nothing_acknowledged(place, account)
+    account = killed_at(failpoint, nth, "backs_up", location, target=str(folder))
+    loses_nothing_acknowledged(location, account)
     assert sorted(path.name for path in folder.glob("[0-9]*")) == [
         done.removeprefix("backup ") for done in account.done
     ]
-    with place.open() as store:
+    with location.open() as store:
         store.backup(folder / "another")
         for path in (*folder.glob("[0-9]*"), folder / "another"):
-            with sqlite_place(path).open() as backup:
+            with sqlite_location(path).open() as backup:
                 is_sound(backup)
-        with sqlite_place(folder / "another").open() as backup:
+        with sqlite_location(folder / "another").open() as backup:
             before = portrait(store.engine, SPACE)
             assert portrait(backup.engine, SPACE) == before
-    leaves_nothing_behind(place)
+    leaves_nothing_behind(location)
 
 
 AFTERWARDS = {
@@ -257,9 +261,9 @@ AFTERWARDS = {
 }
 
 
-def loses_nothing_acknowledged(place: Place, account: Account) -> None:
+def loses_nothing_acknowledged(location: StoreLocation, account: Account) -> None:
     """Acknowledged batches are stored; those in flight are complete or absent, and a retry completes them."""
-    with place.open() as store:
+    with location.open() as store:
         is_sound(store)
         for batch_id, receipt in account.receipts.items():
             batch = batch_of(batch_id)
@@ -282,15 +286,15 @@ def send_again(store: Store, batch: Batch) -> None:
     assert store.commit(batch) == receipt
 
 
-def leaves_nothing_behind(place: Place) -> None:
+def leaves_nothing_behind(location: StoreLocation) -> None:
     """After a sweep, pack files and pack rows agree, and no temporary file is left."""
-    place.age_files()
-    with place.open() as store:
+    location.age_files()
+    with location.open() as store:
         store.engine.stage(SPACE, pieces(0, writer="new"))  # staging a pack deletes old temporary files
         store.gc(grace_seconds=0)
         is_sound(store)
-    assert place.pack_files() == place.pack_rows()
-    assert not place.drafts()
+    assert location.pack_files() == location.pack_rows()
+    assert not location.drafts()
 
 
 def is_sound(store: Store) -> None:

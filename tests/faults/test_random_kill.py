@@ -11,27 +11,27 @@ import random
 import pytest
 
 from tests.faults.loads import SPACE, batch_of, fate, total
-from tests.faults.stores import Place, killed_after
+from tests.faults.stores import StoreLocation, killed_after
 
 LONGEST = 0.4
 
 
-def test_a_kill_at_any_moment_loses_nothing_acknowledged(place: Place):
-    _die_often(place, 5)
+def test_a_kill_at_any_moment_loses_nothing_acknowledged(location: StoreLocation):
+    _die_often(location, 5)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_a_hundred_kills_lose_nothing_acknowledged(place: Place):
-    _die_often(place, 100)
+def test_a_hundred_kills_lose_nothing_acknowledged(location: StoreLocation):
+    _die_often(location, 100)
 
 
-def _die_often(place: Place, times: int) -> None:
+def _die_often(location: StoreLocation, times: int) -> None:
     moments = random.Random(times)
     whole = 0
     for life in range(times):
-        account = killed_after(moments.uniform(0, LONGEST), place, writer=f"life{life}w")
-        with place.open() as store:
+        account = killed_after(moments.uniform(0, LONGEST), location, writer=f"life{life}w")
+        with location.open() as store:
             assert store.verify().problems == ()
             for batch_id, receipt in account.receipts.items():
                 batch = batch_of(batch_id)
@@ -42,12 +42,12 @@ def _die_often(place: Place, times: int) -> None:
             whole += _loads(account.in_flight, fates)
             assert total(store.engine) == whole
             store.gc()
-    with place.open() as store:
-        place.age_files()
+    with location.open() as store:
+        location.age_files()
         store.gc(grace_seconds=0)
         assert store.verify().problems == ()
         assert store.engine.stats(SPACE).commits >= whole
-    assert place.pack_files() == place.pack_rows()
+    assert location.pack_files() == location.pack_rows()
 
 
 def _loads(in_flight: list[str], fates: list[str]) -> int:

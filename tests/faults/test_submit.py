@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.loads import fate, load, total
-from tests.faults.stores import Place
+from tests.faults.stores import StoreLocation
 from treering.testing.failpoints import armed
 from treering.testing.harness import at_once
 
@@ -13,9 +13,9 @@ MANY = 20
 
 
 @pytest.mark.timeout(60)
-def test_submitted_batches_do_not_wait_for_one_another(place: Place):
+def test_submitted_batches_do_not_wait_for_one_another(location: StoreLocation):
     """They arrive while the committing thread is busy, and no other thread commits them."""
-    with place.open() as store, armed("commit.begin", "sleep:5"):
+    with location.open() as store, armed("commit.begin", "sleep:5"):
         futures = [store.submit(load(number)) for number in range(MANY)]
         receipts = [future.result(timeout=30) for future in futures]
         assert [receipt.batch for receipt in receipts] == [load(number).id for number in range(MANY)]
@@ -23,8 +23,8 @@ def test_submitted_batches_do_not_wait_for_one_another(place: Place):
 
 
 @pytest.mark.timeout(60)
-def test_submitted_and_committed_batches_join_the_same_groups(place: Place):
-    with place.open() as store, armed("commit.before_commit", "sleep:2"):
+def test_submitted_and_committed_batches_join_the_same_groups(location: StoreLocation):
+    with location.open() as store, armed("commit.before_commit", "sleep:2"):
 
         def commit(writer: str) -> None:
             for number in range(MANY):
