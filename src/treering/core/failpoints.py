@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import time
 from threading import Lock
 from typing import Final
@@ -64,6 +63,8 @@ class _Armed:
         if not due or self.word == "count":
             return
         if self.word == "kill":
+            import signal  # slow to import, and every store imports this module
+
             os.kill(os.getpid(), signal.SIGKILL)
         elif self.word == "exit":
             os._exit(EXIT_CODE)

@@ -25,7 +25,6 @@ it.
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -56,6 +55,7 @@ from treering.errors import Busy, Corrupt, InvalidInput, NotFound
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
+    from concurrent.futures import Future
 
     from treering.core.storage import Blobs
     from treering.engines.sql.session import Database, Session
@@ -180,6 +180,8 @@ class _Packing:
     """Writes objects to packs: one being filled, at most one being written."""
 
     def __init__(self, database: Database, blobs: Blobs, space: int, new_salt: Callable[[], bytes]) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
         self._database = database
         self._blobs = blobs
         self._space = space

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treering.core.records import Problem
 from treering.core.rollups import MEASURES, RollupKey, as_sum, deltas, merge, order
-from treering.engines.sql.gc.mark import PAGE
 from treering.engines.sql.rows import RECORD_SELECT, number_of_key, record_of, run_key
 from treering.engines.sql.session import rows_in_chunks
 
@@ -148,8 +147,8 @@ class Recount:
 
     def count(self) -> Iterator[None]:
         """Count all events, a page at a time."""
-        page = PAGE
-        while page == PAGE:
+        page = _PAGE
+        while page == _PAGE:
             with self._database.reading() as session:
                 page = self._count_page(session)
             yield
@@ -159,23 +158,23 @@ class Recount:
         after: Row = ("",) * 2 + (-1,) + ("",) * 4
         while True:
             with self._database.reading() as session:
-                while self._count_page(session) == PAGE:
+                while self._count_page(session) == _PAGE:
                     pass
                 rows = session.rows(
                     f"SELECT {', '.join(_COLUMNS)} FROM rollup WHERE space = ? "
                     f"AND ({', '.join(_KEY)}) > (?, ?, ?, ?, ?, ?, ?) ORDER BY {', '.join(_KEY)} LIMIT ?",
-                    (self._space, *after, PAGE),
+                    (self._space, *after, _PAGE),
                 )
             differing = [
                 RollupKey(*row[:7]) for row in rows if self._counted(row[:7]) != _as_measures(row[7:])
             ]
             self._spill.many(f"UPDATE cell SET compared = 1 WHERE {_SAME}", [row[:7] for row in rows])
             yield self._confirmed(differing)
-            if len(rows) < PAGE:
+            if len(rows) < _PAGE:
                 break
             after = rows[-1][:7]
         while lacking := self._spill.rows(
-            f"SELECT {', '.join(_KEY)} FROM cell WHERE compared = 0 LIMIT ?", (PAGE,)
+            f"SELECT {', '.join(_KEY)} FROM cell WHERE compared = 0 LIMIT ?", (_PAGE,)
         ):
             self._spill.many(f"UPDATE cell SET compared = 1 WHERE {_SAME}", lacking)
             yield self._confirmed([RollupKey(*row) for row in lacking])
@@ -183,7 +182,7 @@ class Recount:
     def _count_page(self, session: Session) -> int:
         rows = session.rows(
             f"{RECORD_SELECT} WHERE e.space = ? AND e.seq > ? ORDER BY e.seq LIMIT ?",
-            (self._space, self._seq, PAGE),
+            (self._space, self._seq, _PAGE),
         )
         if rows:
             cells = deltas(record_of(row, session.dictionary).event for row in rows)
@@ -221,7 +220,7 @@ class Recount:
         while rows := session.rows(
             f"{RECORD_SELECT} WHERE e.space = ? AND e.day = ? AND e.kind = ? AND e.seq > ?{condition} "
             "ORDER BY e.seq LIMIT ?",
-            (self._space, cell.day, cell.kind, after, *values, PAGE),
+            (self._space, cell.day, cell.kind, after, *values, _PAGE),
         ):
             after = rows[-1][0]
             counted = {
