@@ -112,7 +112,7 @@ def test_temporary_files_of_dead_processes_are_deleted_after_a_day(blobs, root):
     assert [info.name for info in blobs.list()] == ["one", "two"]
 
 
-def test_stamps_survive_a_copy_of_the_folder(blobs, tmp_path):
+def test_etags_survive_a_copy_of_the_folder(blobs, tmp_path):
     etag = blobs.put_if("refs/main", b"1", expect=None)
     (tmp_path / "copy" / "refs").mkdir(parents=True)
     (tmp_path / "copy" / "refs" / "main").write_bytes(blobs.get("refs/main"))

@@ -239,13 +239,13 @@ def test_a_file_that_is_no_database_is_corrupt(location: StoreLocation):
 
 def test_every_zeroed_page_is_detected(master: StoreLocation, tmp_path: Path):
     original = (Path(master.url) / SQLITE_FILE).read_bytes()
-    unnoticed = []
+    undetected = []
     for page in range(len(original) // PAGE):
         if any(original[page * PAGE : (page + 1) * PAGE]):
             damaged = original[: page * PAGE] + bytes(PAGE) + original[(page + 1) * PAGE :]
             if not is_detected(with_database(master, damaged, tmp_path / str(page))):
-                unnoticed.append(page)
-    assert not unnoticed
+                undetected.append(page)
+    assert not undetected
 
 
 def test_one_flipped_bit_never_returns_wrong_content(master: StoreLocation, tmp_path: Path):
@@ -284,14 +284,14 @@ def with_database(location: StoreLocation, data: bytes | bytearray, folder: Path
 
 def is_detected(location: StoreLocation, error: type[TreeringError] = Corrupt) -> bool:
     """Return whether the damage is detected; another error or wrong content fails the test."""
-    noticed = False
+    detected = False
     for action in (contents_are_right, lambda store: store.verify().ok, lambda store: bool(store.stats())):
         try:
             with location.open() as store:
-                noticed |= not action(store)
+                detected |= not action(store)
         except error:
-            noticed = True
-    return noticed
+            detected = True
+    return detected
 
 
 def contents_are_right(store: Store) -> bool:

@@ -57,13 +57,13 @@ def test_every_writer_of_a_group_that_does_not_fit_gets_the_error(disk: SmallDis
         disk.fill(store, room=100_000)
         futures = [store.submit(load(number)) for number in range(1, 100)]
         outcomes = [future.exception(timeout=60) for future in futures]
-        refused = [number for number, outcome in enumerate(outcomes, 1) if outcome is not None]
-        assert refused
-        assert isinstance(outcomes[refused[0] - 1], StoreFull)
+        failed = [number for number, outcome in enumerate(outcomes, 1) if outcome is not None]
+        assert failed
+        assert isinstance(outcomes[failed[0] - 1], StoreFull)
         disk.free(store)
         for number in range(1, 100):
-            assert fate(store.engine, load(number)) == ("absent" if number in refused else "whole")
-        for number in refused:
+            assert fate(store.engine, load(number)) == ("absent" if number in failed else "whole")
+        for number in failed:
             store.commit(load(number))
         is_sound(store)
 

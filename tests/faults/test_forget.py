@@ -240,9 +240,9 @@ def found(location: StoreLocation) -> set[str]:
     with closing(sqlite3.connect(f"file:{folder / SQLITE_FILE}?mode=ro", uri=True)) as connection:
         frames = connection.execute("SELECT frame FROM object WHERE frame IS NOT NULL").fetchall()
         frames += connection.execute("SELECT frame FROM item WHERE frame IS NOT NULL").fetchall()
-        unfolded = [unseal(frame, "frame") for (frame,) in frames]
+        decompressed = [unseal(frame, "frame") for (frame,) in frames]
         for (frame,) in connection.execute("SELECT frame FROM body").fetchall():
-            unfolded += [content.data for content in unpack_body(unseal(frame, "body"), "body")]
-        if any(canary in data for data in unfolded):
+            decompressed += [content.data for content in unpack_body(unseal(frame, "body"), "body")]
+        if any(canary in data for data in decompressed):
             names.add("a row")
     return names

@@ -78,8 +78,8 @@ class CopyTests(EngineHarness):
         _history(engine, space, size=50)
         known: set[str] = set()
         for part in engine.export(space):
-            known |= _brings(part)
-            assert _points_at(part) <= known
+            known |= _addresses_in(part)
+            assert _links_in(part) <= known
 
     def test_no_iterator_blocks_the_store(self, engine: Engine, space: str) -> None:
         """Readers pause half-way while commits, a sweep and an erasure run; then they finish."""
@@ -167,7 +167,7 @@ def _in(space: str, batch: Batch) -> Batch:
     return Batch(id=batch.id, space=space, refs=batch.refs)
 
 
-def _brings(part: Slice) -> set[str]:
+def _addresses_in(part: Slice) -> set[str]:
     slots = {f"s:{row.batch}:{row.part}.{index}" for row in part.bodies for index in range(len(row.slots))}
     return (
         {f"o:{content.name}" for content in part.objects}
@@ -176,7 +176,7 @@ def _brings(part: Slice) -> set[str]:
     )
 
 
-def _points_at(part: Slice) -> set[str]:
+def _links_in(part: Slice) -> set[str]:
     found: set[str] = {item.item for item in part.items if isinstance(item.item, str)}
     found |= {f"l:{item.list}" for item in part.items}
     found |= {f"l:{row.info.parent}" for row in part.lists if row.info.parent is not None}

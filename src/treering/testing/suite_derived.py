@@ -176,8 +176,8 @@ class SearchTests(EngineHarness):
     @needs("search")
     def test_case_and_inflection_are_ignored(self, engine: Engine, space: str) -> None:
         self._index(engine, space)
-        for question in ("ring", "Rings", "RING", "counted", "count"):
-            assert self._found(engine, space, question) == ["ring"], question
+        for query in ("ring", "Rings", "RING", "counted", "count"):
+            assert self._found(engine, space, query) == ["ring"], query
 
     @needs("search")
     def test_a_hit_locates_the_text(self, engine: Engine, space: str) -> None:
@@ -274,7 +274,7 @@ class SearchTests(EngineHarness):
 
     @needs("search")
     @pytest.mark.parametrize(
-        "question",
+        "query",
         [
             "",
             "   ",
@@ -292,11 +292,11 @@ class SearchTests(EngineHarness):
             "the",
         ],
     )
-    def test_any_text_is_a_valid_query(self, engine: Engine, space: str, question: str) -> None:
+    def test_any_text_is_a_valid_query(self, engine: Engine, space: str, query: str) -> None:
         """No character is special; an empty query has no hits."""
         self._index(engine, space)
-        found = self._found(engine, space, question)
-        assert ("oak" in found) == any(word in question for word in ("acorns", "oak"))
+        found = self._found(engine, space, query)
+        assert ("oak" in found) == any(word in query for word in ("acorns", "oak"))
 
     @needs("search")
     def test_the_first_text_determines_the_tokenizer_of_its_collection(
@@ -324,10 +324,10 @@ class SearchTests(EngineHarness):
         engine.commit(
             batches.index_text(space, "zh", "森林里的年轮记录时间", collection="zh", tokens="trigrams")
         )
-        questions = ["acorns", "mushrooms", "forest", "forest resin", "年轮记录"]
-        before = [self._found(engine, space, question) for question in questions]
+        queries = ["acorns", "mushrooms", "forest", "forest resin", "年轮记录"]
+        before = [self._found(engine, space, query) for query in queries]
         engine.reindex(space)
-        assert [self._found(engine, space, question) for question in questions] == before
+        assert [self._found(engine, space, query) for query in queries] == before
         assert self._found(engine, space, "年轮记录", collection="zh") == ["zh"]
 
     @needs("search")

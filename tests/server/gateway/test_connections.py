@@ -101,7 +101,7 @@ class TestBadConnections:
             f"content-length: {len(problem)}\r\nconnection: close\r\n\r\n"
         ).encode() + problem
 
-        def refuse():
+        def reject():
             line, _ = listening.accept()
             with line:
                 line.recv(1000)
@@ -109,14 +109,14 @@ class TestBadConnections:
 
         on = opened()
         with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
-            refused = pool.submit(refuse)
+            rejected = pool.submit(reject)
             on._connections._address = parse_server_url(
                 f"http://127.0.0.1:{listening.getsockname()[1]}", with_key=False
             )
             on._connections.abandon()
             with pytest.raises(TooLarge, match="not that much"):
                 on.stage("default", [batches.noise(12_000_000)])
-            refused.result(timeout=60)
+            rejected.result(timeout=60)
 
     def test_a_call_that_is_not_repeatable_is_sent_once(self, store, url, opened):
         with relayed(url) as relay:
