@@ -170,14 +170,14 @@ def _edits(folder: Path) -> list[Measurement]:
         for number in range(SHARED):
             store.memory.save(f"shared/{number}", "")
     context = multiprocessing.get_context("spawn")
-    ready, told = context.Barrier(PROCESSES), context.Queue()
+    ready, result = context.Barrier(PROCESSES), context.Queue()
     workers = [
-        context.Process(target=_edit, args=(folder, number, ready, told)) for number in range(PROCESSES)
+        context.Process(target=_edit, args=(folder, number, ready, result)) for number in range(PROCESSES)
     ]
     begun = time.perf_counter()
     for worker in workers:
         worker.start()
-    conflicts = sum(told.get(timeout=600) for _ in workers)
+    conflicts = sum(result.get(timeout=600) for _ in workers)
     taken = time.perf_counter() - begun
     for worker in workers:
         worker.join()
@@ -207,7 +207,7 @@ def _edits(folder: Path) -> list[Measurement]:
     ]
 
 
-def _edit(folder: Path, worker: int, ready, told) -> None:
+def _edit(folder: Path, worker: int, ready, result) -> None:
     conflicts = 0
     random = Random(worker)
     with treering.open(folder) as store:
@@ -224,7 +224,7 @@ def _edit(folder: Path, worker: int, ready, told) -> None:
                     break
                 except Conflict:
                     conflicts += 1
-    told.put(conflicts)
+    result.put(conflicts)
 
 
 def _recall(folder: Path) -> list[Measurement]:

@@ -100,8 +100,8 @@ def _agents(server: Server) -> float:
     taken: list[float] = []
     for _ in range(QUESTIONS):
         begun = time.perf_counter()
-        status, told = get(connection, "/cost?by=agent")
+        status, result = get(connection, "/cost?by=agent")
         taken.append((time.perf_counter() - begun) * 1000)
-        if status != 200 or len(told["parts"]) < 4:
-            raise RuntimeError(f"the server told {status} {told}")
+        if status != 200 or len(result["parts"]) < 4:
+            raise RuntimeError(f"the server told {status} {result}")
     return statistics.median(taken)

@@ -225,11 +225,11 @@ class Git(Peer):
 
 def _text(rng: random.Random, lines: list[str]) -> str:
     left = min(200_000, int(rng.lognormvariate(8.5, 0.85)))
-    told: list[str] = []
+    result: list[str] = []
     while left > 0:
-        told.append(rng.choice(lines))
-        left -= len(told[-1])
-    return "".join(told)
+        result.append(rng.choice(lines))
+        left -= len(result[-1])
+    return "".join(result)
 
 
 def _row(

@@ -233,5 +233,5 @@ def last_line(text: str) -> str:
 if __name__ == "__main__":
     place, folder = sys.argv[1:3]
     with treering.open(place) as opened:
-        say = lambda told: print(json.dumps(told), flush=True)  # noqa: E731 - a line of a pipe
+        say = lambda result: print(json.dumps(result), flush=True)  # noqa: E731 - a line of a pipe
         Job(opened, Path(folder), tell=say, holds="--hold" in sys.argv).go_on()

@@ -45,8 +45,8 @@ def _command(words: tuple[str, ...], command: Any) -> list[str]:
     lines = [f"{'##' if len(words) == 2 else '###'} {' '.join(words)}", ""]
     if not is_group:
         arguments = [each for each in command.params if each.param_type_name == "argument"]
-        told = [_shown(each) for each in arguments]
-        lines += ["```", " ".join([*words, *told, "[OPTIONS]"]), "```", ""]
+        result = [_shown(each) for each in arguments]
+        lines += ["```", " ".join([*words, *result, "[OPTIONS]"]), "```", ""]
     lines += [re.sub(r"\n[ \t]*", "\n", (command.help or "").strip()), ""]
     if is_group:
         return lines

@@ -21,10 +21,10 @@ def page() -> str:
 
     modules = [import_module(f"treering.server.routes.{name}") for name in ROUTES]
     endpoints = [each for module in modules for each in getattr(module, "ENDPOINTS", ())]
-    told = document(endpoints, version=treering.__version__)
-    schemas = told["components"]["schemas"]
+    result = document(endpoints, version=treering.__version__)
+    schemas = result["components"]["schemas"]
     by_tag: dict[str, list[tuple[str, str, dict[str, Any]]]] = {}
-    for path, methods in told["paths"].items():
+    for path, methods in result["paths"].items():
         for method, operation in methods.items():
             by_tag.setdefault(operation["tags"][0], []).append((method.upper(), path, operation))
     parts = [HEAD, INTRO]
@@ -38,8 +38,8 @@ def page() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _operation(method: str, path: str, told: dict[str, Any]) -> list[str]:
-    lines = [f"### {method} {path}", "", told["summary"], "", told["description"], ""]
+def _operation(method: str, path: str, result: dict[str, Any]) -> list[str]:
+    lines = [f"### {method} {path}", "", result["summary"], "", result["description"], ""]
     given = [
         (
             f"`{each['name']}`",
@@ -47,12 +47,12 @@ def _operation(method: str, path: str, told: dict[str, Any]) -> list[str]:
             _type(each["schema"]),
             _default(each["schema"]),
         )
-        for each in told["parameters"]
+        for each in result["parameters"]
     ]
     lines += [*table(("parameter", "in", "type", "default"), given), ""] if given else []
-    if (body := told.get("requestBody")) is not None:
+    if (body := result.get("requestBody")) is not None:
         lines += [f"Body: {_type(_json(body))}", ""]
-    for status, reply in told["responses"].items():
+    for status, reply in result["responses"].items():
         if status.startswith("2"):
             lines += [f"Reply, {status}: {_type(_json(reply)) if 'content' in reply else 'nothing'}", ""]
     return lines

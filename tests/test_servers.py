@@ -144,11 +144,11 @@ def test_servers_end_when_their_run_is_killed() -> None:
         [sys.executable, "-c", _HOLD_A_FLEET], cwd=_ROOT, stdout=subprocess.PIPE, stdin=subprocess.PIPE
     )
     with holder:
-        told = json.loads(holder.stdout.readline())
-        assert ports.listening(told["port"])
+        result = json.loads(holder.stdout.readline())
+        assert ports.listening(result["port"])
         holder.send_signal(signal.SIGKILL)
-    _until(lambda: not ports.listening(told["port"]))
-    _until(lambda: not Path(told["folder"]).exists())
+    _until(lambda: not ports.listening(result["port"]))
+    _until(lambda: not Path(result["folder"]).exists())
 
 
 @pytest.mark.faults

@@ -237,8 +237,8 @@ class TestIncrementalCheckpoints:
         resumed = work()
         assert resumed.returncode == 0, resumed.stderr
         assert log.read_text().split() == ["1", "2", "3", "4"], "every tool ran exactly once"
-        told = json.loads(resumed.stdout)
-        assert (told["text"], told["made"]) == ("All 4 are done.", 4 - made)
+        found = json.loads(resumed.stdout)
+        assert (found["text"], found["made"]) == ("All 4 are done.", 4 - made)
 
 
 # C12

@@ -42,13 +42,13 @@ def test_the_documents_example(tmp_path):
 
 
 def test_it_catches_up_with_what_came_later_and_tells_how_far_it_is(tmp_path):
-    source, destination, told = MemorySaver(), FileSaver(tmp_path), []
+    source, destination, result = MemorySaver(), FileSaver(tmp_path), []
     messages = talk(source)
     migrate_checkpoints(source=source, destination=destination)
     source.save(thread_id="conversation-1", messages=[*messages, say("later")])
-    report = migrate_checkpoints(source=source, destination=destination, on_progress=told.append)
+    report = migrate_checkpoints(source=source, destination=destination, on_progress=result.append)
     assert (report.checkpoints, report.present) == (1, 5)
-    assert [(each.thread_id, each.checkpoints) for each in told] == [("conversation-1", 1)]
+    assert [(each.thread_id, each.checkpoints) for each in result] == [("conversation-1", 1)]
     assert destination.load("conversation-1").messages == [*messages, say("later")]
 
 

@@ -105,9 +105,9 @@ def test_a3_several_processes_write_one_file(tmp_path):
         speaker.join()
     with treering.open(tmp_path / "store") as store:
         log = store.transcript("t", outputs=tmp_path / "outputs")
-        told = [json.loads(line) for line in log.path.read_text().splitlines()]
-        assert told == [event.to_dict() for event in log.read()]
-        assert len(told) == 75
+        result = [json.loads(line) for line in log.path.read_text().splitlines()]
+        assert result == [event.to_dict() for event in log.read()]
+        assert len(result) == 75
 
 
 def test_export_and_delete(store, tmp_path):

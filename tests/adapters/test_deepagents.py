@@ -78,22 +78,22 @@ def test_a_deep_agent_works_in_a_workspace(root: Path, tmp_path: Path, is_async)
         )
         asked = {"messages": [HumanMessage("go")]}
         state = asyncio.run(agent.ainvoke(asked, config())) if is_async else agent.invoke(asked, config())
-        told = [str(each.content) for each in state["messages"] if isinstance(each, ToolMessage)]
+        output = [str(each.content) for each in state["messages"] if isinstance(each, ToolMessage)]
         snapshot = store.workspace.snapshot(root)
         assert [each.path for each in store.workspace.ls(snapshot, recursive=True)] == [
             "notes",
             "notes/plan.md",
         ]
     assert (root / "notes" / "plan.md").read_text() == "# Plan\n- call Alice\n"
-    assert "/notes/plan.md" in told[2]
-    assert "/notes/plan.md" in told[3]
-    assert "- call Alice" in told[4]
-    assert "# Sales" in told[5]
-    assert "read-only" in told[6]
+    assert "/notes/plan.md" in output[2]
+    assert "/notes/plan.md" in output[3]
+    assert "- call Alice" in output[4]
+    assert "# Sales" in output[5]
+    assert "read-only" in output[6]
     assert not (tmp_path / "documents" / "new.md").exists()
-    assert "secret" not in told[7]
+    assert "secret" not in output[7]
     assert "- call Alice" in state["messages"][-1].content
-    assert str(tmp_path) not in "".join(told)
+    assert str(tmp_path) not in "".join(output)
 
 
 def test_permission_rules_hold_through_links(root: Path, backend: TreeringBackend) -> None:
@@ -234,13 +234,16 @@ def test_it_answers_as_deepagents_own_backend_does(tmp_path_factory, steps) -> N
 
 def comparable(result: Any) -> dict[str, Any]:
     """What has to be equal: times differ, and errors of the system are put into other words."""
-    told = dict(vars(result))
-    if re.match("Error (writing|editing|reading|deleting)", told.get("error") or ""):
-        told["error"] = "of the system"
+    output = dict(vars(result))
+    if re.match("Error (writing|editing|reading|deleting)", output.get("error") or ""):
+        output["error"] = "of the system"
     for name in ("entries", "matches"):
-        if told.get(name) is not None:
-            told[name] = sorted(
-                ({key: value for key, value in each.items() if key != "modified_at"} for each in told[name]),
+        if output.get(name) is not None:
+            output[name] = sorted(
+                (
+                    {key: value for key, value in each.items() if key != "modified_at"}
+                    for each in output[name]
+                ),
                 key=str,
             )
-    return told
+    return output

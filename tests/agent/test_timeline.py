@@ -57,13 +57,13 @@ def test_a_run_is_recorded_with_messages_tools_tokens_and_cost(store):
         checkpointer=store,
     )
     result = agent.generate(thread_id="t", prompt="Weather?")
-    told = records(store, result.run_id)
+    found = records(store, result.run_id)
     (run,) = store.runs.page().runs
     assert (run.id, run.agent, run.thread, run.status) == (result.run_id, "forecaster", "t", "ok")
-    assert [each.role for each in told if each.kind == "message"] == ["user", "assistant", "assistant"]
-    (tool,) = [each for each in told if each.type == "tool"]
+    assert [each.role for each in found if each.kind == "message"] == ["user", "assistant", "assistant"]
+    (tool,) = [each for each in found if each.type == "tool"]
     assert (tool.name, tool.status) == ("weather", "ok")
-    assert len([each for each in told if each.type == "llm"]) == 2
+    assert len([each for each in found if each.type == "llm"]) == 2
     total = store.cost.of_run(result.run_id).total
     assert (total.usage.input, total.usage.output) == (250, 25)
     assert total.amount("USD") > 0
@@ -79,12 +79,12 @@ def test_what_is_saved_in_a_run_is_linked_to_it(store):
         model=scripted(calling("remember", text="x"), DONE), tools=[remember], checkpointer=store
     )
     result = agent.generate(thread_id="t", prompt="Remember x", checkpoint_after_tool_call=True)
-    told = records(store, result.run_id)
-    checkpoints = [each.id for each in told if each.kind == "checkpoint"]
+    found = records(store, result.run_id)
+    checkpoints = [each.id for each in found if each.kind == "checkpoint"]
     assert checkpoints[-1] == result.checkpoint.id
     assert [each.id for each in store.thread("t").history()] == checkpoints[::-1]
-    (tool,) = [each for each in told if each.type == "tool"]
-    (saved,) = [each for each in told if each.kind.startswith("memory")]
+    (tool,) = [each for each in found if each.type == "tool"]
+    (saved,) = [each for each in found if each.kind.startswith("memory")]
     assert saved.parent == tool.id
 
 
@@ -102,9 +102,9 @@ async def awaited(store):
 
 def test_an_async_tool_is_linked_as_well(store):
     result = asyncio.run(awaited(store))
-    told = records(store, result.run_id)
-    (tool,) = [each for each in told if each.type == "tool"]
-    (saved,) = [each for each in told if each.kind.startswith("memory")]
+    found = records(store, result.run_id)
+    (tool,) = [each for each in found if each.type == "tool"]
+    (saved,) = [each for each in found if each.kind.startswith("memory")]
     assert saved.parent == tool.id
 
 

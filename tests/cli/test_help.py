@@ -112,8 +112,8 @@ def test_a_misspelt_command_is_suggested_whether_or_not_it_was_built(capsys):
 
 def test_the_list_of_commands_is_not_cut_off(capsys):
     for line in ([], *([name] for name in groups())):
-        told = helped(line, whole=False, capsys=capsys)
-        assert "..." not in told.partition("Commands:")[2], told
+        result = helped(line, whole=False, capsys=capsys)
+        assert "..." not in result.partition("Commands:")[2], result
 
 
 def test_help_loads_nothing_heavy():

@@ -146,8 +146,8 @@ def test_alerts_are_raised_and_listed(run, recorded, tmp_path):
 
 
 def test_old_runs_are_dropped(run, recorded):
-    told = run("gc", "--keep-runs", "last=1", "--dry-run")
-    assert told.out.startswith("would drop 1 run")
+    result = run("gc", "--keep-runs", "last=1", "--dry-run")
+    assert result.out.startswith("would drop 1 run")
     assert run("gc", "--keep-runs", "last=1").code == 0
     assert [each["id"] for each in run("runs", "--json").json] == recorded[1:]
 
@@ -163,14 +163,14 @@ def record_run(store):
 def test_tail_prints_a_line_per_event(run, tmp_path):
     with treering.open(tmp_path / "s") as store:
         record_run(store)
-    told = run("tail", "--store", "s", "--after", 0, "--seconds", 0.01)
-    assert told.code == 0
-    tool, message = (line for line in told.out.splitlines() if "tool" in line or "assistant" in line)
+    result = run("tail", "--store", "s", "--after", 0, "--seconds", 0.01)
+    assert result.code == 0
+    tool, message = (line for line in result.out.splitlines() if "tool" in line or "assistant" in line)
     assert "planner" in tool
     assert "search_docs" in tool
     assert "assistant: gpt-5" in message
     assert "508 tokens, 0.001475 USD" in message
-    assert "\x1b" not in told.out
+    assert "\x1b" not in result.out
 
 
 def test_tail_filters_and_resumes_after_a_number(run, tmp_path):

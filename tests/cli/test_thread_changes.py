@@ -13,11 +13,11 @@ class TestForkAndRewind:
         treering_("fork", "support/alice", "support/again", "--at", 1)
         with treering.open(desk) as store:
             left = store.thread("support/again").append({"role": "user", "content": "Left."})
-        told = treering_("rewind", "support/again", 0, "--json").json
-        assert (told["step"], told["from"]) == (0, left.id)
+        result = treering_("rewind", "support/again", 0, "--json").json
+        assert (result["step"], result["from"]) == (0, left.id)
         with treering.open(desk) as store:
             head = store.thread("support/again").head
-            assert (head.id, head.parent_id) == (told["head"], told["to"])
+            assert (head.id, head.parent_id) == (result["head"], result["to"])
         drawn = treering_("log", "support/again").out.splitlines()
         assert drawn[0] == "support/again  forked from support/alice@1"
         assert drawn[1] == "├── left behind"
@@ -63,9 +63,9 @@ class TestForkAndRewind:
 
     def test_a_rewind_to_another_branch(self, treering_, desk):
         checkpoints = ids(desk)
-        told = treering_("rewind", "support/alice", checkpoints[3], "--json").json
-        assert [each["id"] for each in told["left_behind"]] == [checkpoints[5], checkpoints[4]]
-        assert told["from"] == checkpoints[5]
+        result = treering_("rewind", "support/alice", checkpoints[3], "--json").json
+        assert [each["id"] for each in result["left_behind"]] == [checkpoints[5], checkpoints[4]]
+        assert result["from"] == checkpoints[5]
 
     def test_one_step_back(self, treering_):
         assert treering_("rewind", "support/alice", "~1", "--json").json["step"] == 2

@@ -70,12 +70,12 @@ class TestLog:
     def test_a_tree_with_what_was_left_behind_and_forked_off(self, treering_, desk):
         lines = treering_("log", "support/alice").out.splitlines()
         assert lines[0] == "support/alice"
-        told = [line.strip("├└│─ ").split() for line in lines[1:]]
-        assert [(line[0], line[-1]) for line in told] == [
+        result = [line.strip("├└│─ ").split() for line in lines[1:]]
+        assert [(line[0], line[-1]) for line in result] == [
             ("0", "refund?"),
             ("1", "[release]"),
             ("fork", "2"),
-            ("left", told[3][-1]),
+            ("left", result[3][-1]),
             ("2", "came."),
             ("3", "Hm."),
             ("2", "you."),
@@ -86,7 +86,7 @@ class TestLog:
         assert lines[5].startswith("│       ├──")  # below the checkpoint that the rewind went to
         assert 'waits for a decision: {"tool":"pay","amount":30}' in lines[-1]
         for line, checkpoint in zip(
-            (each for each in told if each[0].isdigit()),
+            (each for each in result if each[0].isdigit()),
             [ids(desk)[index] for index in (0, 1, 2, 3, 4, 5)],
             strict=True,
         ):
@@ -98,16 +98,18 @@ class TestLog:
         assert len(lines) == 3
 
     def test_as_json(self, treering_, desk):
-        told = treering_("log", "support/alice", "--json").json
+        result = treering_("log", "support/alice", "--json").json
         checkpoints = ids(desk)
-        assert [each["id"] for each in told["checkpoints"]] == checkpoints[::-1]
-        assert [each["on_line"] for each in told["checkpoints"]] == [True, True, False, False, True, True]
-        assert told["head"] == checkpoints[-1]
-        assert [(each["from"], each["to"]) for each in told["rewinds"]] == [(checkpoints[3], checkpoints[1])]
-        assert [(each["thread"], each["at"]) for each in told["forks"]] == [
+        assert [each["id"] for each in result["checkpoints"]] == checkpoints[::-1]
+        assert [each["on_line"] for each in result["checkpoints"]] == [True, True, False, False, True, True]
+        assert result["head"] == checkpoints[-1]
+        assert [(each["from"], each["to"]) for each in result["rewinds"]] == [
+            (checkpoints[3], checkpoints[1])
+        ]
+        assert [(each["thread"], each["at"]) for each in result["forks"]] == [
             ("support/alice-bolder", checkpoints[1])
         ]
-        assert told["older"] is None
+        assert result["older"] is None
         assert treering_("log", "support/alice", "--no-forks", "--json").json["forks"] == []
 
     def test_a_long_thread_comes_in_pages(self, run, tmp_path):
@@ -162,10 +164,10 @@ class TestShow:
             "time": f"support/alice@{time}",
             "id of thread": f"support/alice@{first}",
         }[way]
-        told = treering_("show", name, "--json").json
-        assert told["id"] == first
-        assert told["messages"] == [{"role": "user", "content": "Where is my refund?"}]
-        assert told["message_count"] == 1
+        result = treering_("show", name, "--json").json
+        assert result["id"] == first
+        assert result["messages"] == [{"role": "user", "content": "Where is my refund?"}]
+        assert result["message_count"] == 1
 
     def test_only_the_end(self, treering_):
         out = treering_("show", "support/alice", "--last", 1).out
@@ -280,19 +282,19 @@ class TestDiff:
         assert treering_("diff", left, "support/alice").out.splitlines()[1] == "-   3 assistant  Hm."
 
     def test_as_json_with_a_patch(self, treering_):
-        told = treering_("diff", "support/alice@0", "support/alice@1", "--json").json
-        assert told["added"] == [
+        result = treering_("diff", "support/alice@0", "support/alice@1", "--json").json
+        assert result["added"] == [
             {"index": 1, "message": {"role": "assistant", "content": "It was sent on Monday."}}
         ]
-        assert told["state"] == [
+        assert result["state"] == [
             {"op": "add", "path": "/todos", "value": ["check the bank"]},
             {"op": "add", "path": "/tries", "value": 1},
         ]
 
     def test_two_threads(self, treering_):
-        told = treering_("diff", "support/alice", "support/alice-bolder", "--json").json
-        assert told["common"] == 2
-        assert told["changed"][0]["after"]["content"] == "I am sending it again."
+        result = treering_("diff", "support/alice", "support/alice-bolder", "--json").json
+        assert result["common"] == 2
+        assert result["changed"][0]["after"]["content"] == "I am sending it again."
 
     def test_other_lists(self, treering_, desk):
         with treering.open(desk) as store:
@@ -303,8 +305,8 @@ class TestDiff:
             '~ list sources /0 = "b.md"',
             '+ list sources /- = "c.md"',
         ]
-        told = treering_("diff", "lists@0", "lists@1", "--json").json
-        assert told["lists"]["sources"][1] == {"op": "add", "path": "/-", "value": "c.md"}
+        result = treering_("diff", "lists@0", "lists@1", "--json").json
+        assert result["lists"]["sources"][1] == {"op": "add", "path": "/-", "value": "c.md"}
 
     def test_nothing_differs(self, treering_):
         assert treering_("diff", "support/alice", "support/alice").out.splitlines()[1] == "nothing differs"

@@ -237,9 +237,9 @@ class TestKilled:
 
 class TestEveryImporter:
     def test_each_has_its_command(self, run):
-        told = run("import", "--help").out
+        result = run("import", "--help").out
         for each in IMPORTERS:
-            assert f"\n  {each.name} " in told
+            assert f"\n  {each.name} " in result
             page = run("import", each.name, "--help").out
             for option in ("--dry-run", "--json", "--store", "--namespace"):
                 assert option in page

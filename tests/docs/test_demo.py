@@ -77,8 +77,8 @@ def test_rewinding_lost_nothing_and_both_branches_have_their_files(played):
         coder, fork = store.thread(CODER), store.thread(FORK)
         assert coder.load().state["tests"] == {"ran": 3, "passed": 3}
         assert fork.load().state["tests"] == {"ran": 4, "passed": 4}
-        told = coder.diff(coder.head, fork.head)
-        assert {change.path for change in told.files} == {"slugs.py", "test_slugs.py"}
+        result = coder.diff(coder.head, fork.head)
+        assert {change.path for change in result.files} == {"slugs.py", "test_slugs.py"}
         for thread, name in ((coder, "work"), (fork, "work-german")):
             kept = store.workspace.cat(thread.head.snapshot, "slugs.py")
             assert kept == (folder / name / "slugs.py").read_bytes()

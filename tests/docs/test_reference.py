@@ -56,10 +56,10 @@ def test_every_option_of_every_command_is_told():
             for name, each in command.commands.items():
                 check(each, (*path, name))
             return
-        told = sections[" ".join(path)]
+        result = sections[" ".join(path)]
         for each in command.params:
             if each.name != "help" and each.param_type_name == "option":
-                assert all(f"`{name}`" in told for name in (*each.opts, *each.secondary_opts)), (path, each)
+                assert all(f"`{name}`" in result for name in (*each.opts, *each.secondary_opts)), (path, each)
 
     check(get_command(app), ())
     assert len(sections) > 40
@@ -119,15 +119,15 @@ def test_every_route_is_told():
 
 def pages_of(nav):
     for entry in nav:
-        for told in entry.values():
-            yield from pages_of(told) if isinstance(told, list) else [told]
+        for result in entry.values():
+            yield from pages_of(result) if isinstance(result, list) else [result]
 
 
 def test_every_page_is_in_the_navigation_once():
     nav = YAML(typ="safe").load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"]
-    told = list(pages_of(nav))
-    assert len(told) == len(set(told))
-    assert set(told) == {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    result = list(pages_of(nav))
+    assert len(result) == len(set(result))
+    assert set(result) == {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
 
 
 def test_the_site_is_built_strictly(tmp_path):

@@ -36,12 +36,12 @@ def test_a_call_is_logged_without_its_contents(everything, caplog):
     everything.cost.of_thread(SECRET)
     everything.timeline.search(SECRET)
     list(everything.thread(SECRET).history())
-    told = lines(caplog)
-    assert "scan run=? order=time limit=500" in told
-    assert "sums grain=thread by=agent,currency key=?" in told
-    assert "search collection=timeline text=? limit=32" in told
-    assert any(line.startswith("commit events=") for line in told)
-    assert not [line for line in told if SECRET in line]
+    result = lines(caplog)
+    assert "scan run=? order=time limit=500" in result
+    assert "sums grain=thread by=agent,currency key=?" in result
+    assert "search collection=timeline text=? limit=32" in result
+    assert any(line.startswith("commit events=") for line in result)
+    assert not [line for line in result if SECRET in line]
 
 
 def test_what_is_quick_is_not_told(caplog, tmp_path):

@@ -257,10 +257,10 @@ def scripted_api(note: Path) -> Iterator[str]:
             else:
                 self._answer(b'{"input_tokens": 10}', "application/json")
                 return
-            told = "".join(
+            result = "".join(
                 f"event: {kind}\ndata: {json.dumps({'type': kind, **data})}\n\n" for kind, data in events
             )
-            self._answer(told.encode(), "text/event-stream")
+            self._answer(result.encode(), "text/event-stream")
 
         def _answer(self, data: bytes, kind: str) -> None:
             self.send_response(200)

@@ -53,12 +53,12 @@ def bring(data, store, **options):
 
 def portrait(store, *, ids=None):
     """All that can be read of the threads of a store."""
-    told = {}
+    result = {}
     for info in store.threads(namespace=None):
         if ids is not None and info.id not in ids:
             continue
         thread = store.thread(info.id, info.namespace or None)
-        told[info.id, info.namespace] = {
+        result[info.id, info.namespace] = {
             "head": info.head,
             "created": info.created_at_us,
             "line": [checkpoint.id for checkpoint in thread.history()],
@@ -67,4 +67,4 @@ def portrait(store, *, ids=None):
                 for checkpoint in thread.history(everything=True)
             ],
         }
-    return told
+    return result

@@ -63,8 +63,8 @@ class TestOtherEvents:
         event = record.event
         data = decode_json(event.data)
         contents = store.engine.get(store.space, [*data["where"], *event.links, event.body])
-        told = (event.id, event.ts_us, event.agent, event.usage, event.cost_nanos)
-        return told, [decode(each) for each in contents]
+        result = (event.id, event.ts_us, event.agent, event.usage, event.cost_nanos)
+        return result, [decode(each) for each in contents]
 
     def test_they_come_back_and_find_their_content(self, noted, target):
         assert bring(exported(noted), target)["events"] == (1, 1, 0)

@@ -130,9 +130,9 @@ def test_what_retention_left_is_a_whole_history(empty):
         line = [checkpoint.to_dict() for checkpoint in source.thread("t").history()]
         assert [checkpoint["id"] for checkpoint in line][:2] == kept
         bring(exported(source), empty)
-        told = [checkpoint.to_dict() for checkpoint in empty.thread("t").history()]
-    assert [each["messages"] for each in told] == [each["messages"] for each in line]
-    assert [each["id"] for each in told] == [each["id"] for each in line]
+        result = [checkpoint.to_dict() for checkpoint in empty.thread("t").history()]
+    assert [each["messages"] for each in result] == [each["messages"] for each in line]
+    assert [each["id"] for each in result] == [each["id"] for each in line]
     assert empty.verify().ok
 
 
@@ -191,16 +191,16 @@ class TestBadFiles:
         lines[3] = lines[3][:-5]
         lines[5] = b'{"kind":"checkpoint"}'
         lines[7] = b'{"kind":"poem"}'
-        told = self.refused(lines, empty)
-        assert "bad line(s), nothing was imported" in told
+        result = self.refused(lines, empty)
+        assert "bad line(s), nothing was imported" in result
         for number in (4, 6, 8):
-            assert f"line {number}: " in told
+            assert f"line {number}: " in result
 
     def test_only_the_first_of_many(self, source, empty):
         lines = self.lines(source)
-        told = self.refused([lines[0], *[b"{}"] * 50, *lines[1:]], empty)
-        assert "50 bad line(s)" in told
-        assert "... and 30 more" in told
+        result = self.refused([lines[0], *[b"{}"] * 50, *lines[1:]], empty)
+        assert "50 bad line(s)" in result
+        assert "... and 30 more" in result
 
     def test_a_file_that_was_cut_off(self, source, empty):
         assert "ends early" in self.refused(self.lines(source)[:-1], empty)
@@ -209,8 +209,8 @@ class TestBadFiles:
         lines = self.lines(source)
         rewind = next(index for index, line in enumerate(lines) if b'"rewind"' in line)
         del lines[rewind - 1]
-        told = self.refused(lines, empty)
-        assert "should hold 11 checkpoints of 4 threads and has 10" in told
+        result = self.refused(lines, empty)
+        assert "should hold 11 checkpoints of 4 threads and has 10" in result
 
     def test_a_parent_that_is_missing(self, source, empty):
         lines = self.lines(source)

@@ -59,8 +59,8 @@ def test_claude_code_costs_what_its_own_last_line_says(store):
 
 def test_claude_codes_tools_and_subagents_are_nested(store):
     run, _ = recorded(store, "claude-code", lines(CLAUDE / "stream-0.jsonl"))
-    told = labels(store, run)
-    assert [each for each in told if each[1].startswith(("call", "▶"))] == [
+    found = labels(store, run)
+    assert [each for each in found if each[1].startswith(("call", "▶"))] == [
         ("claude-code", "call Bash"),
         ("claude-code", "call Agent"),
         ("claude-code", "call Bash"),

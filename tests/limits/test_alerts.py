@@ -69,8 +69,8 @@ def test_rules_about_tokens_and_duration():
                 clock.advance(seconds=seconds)
                 run.message("assistant", "x", usage={"output": tokens}, cost=0)
             store.flush()
-        told = [alert.message.partition(" took ")[2] for alert in store.alerts.examine()]
-        assert told == ["25.0 s, usual is 10.0 s", "11 tokens, usual is 5 tokens"]
+        result = [alert.message.partition(" took ")[2] for alert in store.alerts.examine()]
+        assert result == ["25.0 s, usual is 10.0 s", "11 tokens, usual is 5 tokens"]
         store.close()
 
 

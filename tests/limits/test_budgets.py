@@ -224,13 +224,13 @@ def test_processes_share_a_budget(tmp_path):
         store.budgets.set("daily", per="store", every="day", money=7)
     made = []
     for _ in range(3):
-        told = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", WORKER, str(tmp_path / "store")],
             capture_output=True,
             text=True,
             check=True,
         )
-        made.append(int(told.stdout))
+        made.append(int(result.stdout))
     assert made == [5, 2, 0]
 
 

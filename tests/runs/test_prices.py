@@ -153,12 +153,12 @@ def test_the_recorder_computes_missing_costs(clocked):
         run.message("assistant", "z", model="my-own-llama", usage={"input": 7})
         run.message("user", "no model", usage={"input": 7})
     store.flush()
-    told = {
+    result = {
         (record.event.kind, record.event.body is not None, record.event.cost_nanos, record.event.currency)
         for record in rows(store, run)
         if record.event.usage is not None
     }
-    assert told == {
+    assert result == {
         ("message", True, 1_475_000, "USD"),
         ("span.llm", False, 625_000, "USD"),
         ("message", True, 500_000_000, "EUR"),

@@ -194,9 +194,9 @@ def test_an_error_is_recorded_with_the_place_that_raised_it(store):
         deeper(50)
     store.flush()
     (record,) = store.engine.scan(store.space, EventQuery(kinds=("span.tool",))).records
-    for told in (json.loads(record.event.data)["error"], store.runs.get(run.id).meta["error"]):
-        assert (told["type"], told["message"]) == ("RuntimeError", "no route")
-        assert 'raise RuntimeError("no route")' in told["traceback"]
+    for found in (json.loads(record.event.data)["error"], store.runs.get(run.id).meta["error"]):
+        assert (found["type"], found["message"]) == ("RuntimeError", "no route")
+        assert 'raise RuntimeError("no route")' in found["traceback"]
 
 
 def test_a_decorated_function_is_recorded_under_its_own_name_by_default(store):

@@ -51,9 +51,9 @@ def test_the_last_runs_of_each_agent_stay(store):
 
 def test_the_journal_says_which_runs_went(store):
     runs = [recorded(store) for _ in range(3)]
-    told = store.gc(keep_runs=Keep(last=1)).event
+    result = store.gc(keep_runs=Keep(last=1)).event
     (record,) = store.engine.scan(store.space, EventQuery(kinds=("retention",))).records
-    assert record.event.id == told
+    assert record.event.id == result
     (body,) = store.engine.get(store.space, [record.event.body])
     assert decode(body) == {"run": runs[:2]}
 

@@ -84,17 +84,17 @@ def test_an_answer_in_protobuf_is_read_by_the_real_exporter(url):
 def test_a_partial_success_says_what_was_refused_in_both_forms(url, store):
     good, bad = span("good", id=1), span("bad", id=0)
     answer = httpx.post(f"{url}/v1/traces", content=traces(good, bad), headers=JSON)
-    told = answer.json()["partialSuccess"]
-    assert (answer.status_code, told["rejectedSpans"]) == (200, "1")
-    assert "bad" in told["errorMessage"]
+    found = answer.json()["partialSuccess"]
+    assert (answer.status_code, found["rejectedSpans"]) == (200, "1")
+    assert "bad" in found["errorMessage"]
     request = ExportTraceServiceRequest()
     spans = request.resource_spans.add().scope_spans.add().spans
     spans.add(trace_id=b"x" * 16, span_id=b"y" * 8, name="fine", start_time_unix_nano=10**18)
     spans.add(trace_id=b"x" * 16, span_id=b"", name="broken", start_time_unix_nano=10**18)
     answer = httpx.post(f"{url}/v1/traces", content=request.SerializeToString(), headers=PROTOBUF)
-    told = ExportTraceServiceResponse.FromString(answer.content).partial_success
-    assert (answer.status_code, told.rejected_spans) == (200, 1)
-    assert "broken" in told.error_message
+    found = ExportTraceServiceResponse.FromString(answer.content).partial_success
+    assert (answer.status_code, found.rejected_spans) == (200, 1)
+    assert "broken" in found.error_message
     assert [run.id for run in store.runs.page().runs] == [(b"x" * 16).hex(), TRACE]
 
 

@@ -219,9 +219,9 @@ def test_openai_by_its_own_opentelemetry_instrumentation(store, url, provider, o
     assert call.usage is not None
     assert (call.usage.total, call.usage.output) == (1050, 50)
     assert call.cost_nanos is not None
-    told = json.loads(call.data)
-    assert told["provider"] == "openai"
-    assert told["attributes"]["gen_ai.response.id"] == "chatcmpl-1"
+    found = json.loads(call.data)
+    assert found["provider"] == "openai"
+    assert found["attributes"]["gen_ai.response.id"] == "chatcmpl-1"
     everything = json.dumps([came(store, each) for kind in ("message", "log", "span.llm")
                              for each in rows(store, kind) if each.body])  # fmt: skip
     assert "On page 3." in everything

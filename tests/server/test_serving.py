@@ -105,31 +105,31 @@ def test_it_works_over_postgresql(postgres_url):
 def test_the_environment_gives_a_key(tmp_path):
     with Server(tmp_path / "store", TREERING_API_KEY="secret") as server:
         assert httpx.get(f"{server.url}/runs").status_code == 401
-        told = httpx.get(f"{server.url}/runs", headers={"authorization": "Bearer secret"})
-        assert told.json() == {"runs": [], "next_cursor": None}
+        output = httpx.get(f"{server.url}/runs", headers={"authorization": "Bearer secret"})
+        assert output.json() == {"runs": [], "next_cursor": None}
 
 
 def test_it_does_not_open_itself_to_others_without_a_key(tmp_path):
-    told = refused(
+    output = refused(
         "--host", "0.0.0.0", "--port", "0", "--store", str(tmp_path / "store"), TREERING_API_KEY=""
     )
-    assert told.returncode == 2
-    assert "treering keys create" in told.stderr
+    assert output.returncode == 2
+    assert "treering keys create" in output.stderr
 
 
 def test_a_taken_port_is_said(tmp_path):
     with Server(tmp_path / "store") as server:
         port = server.url.rpartition(":")[2]
-        told = refused("--port", port, "--store", str(tmp_path / "other"))
-        assert told.returncode == 8
-        assert "choose another --port" in told.stderr
+        output = refused("--port", port, "--store", str(tmp_path / "other"))
+        assert output.returncode == 8
+        assert "choose another --port" in output.stderr
 
 
 @pytest.mark.parametrize(
     "command", [["create", "--scope", "read", "--json"], ["list"], ["revoke", "nothing"]]
 )
 def test_keys_on_the_command_line(tmp_path, command):
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-m", "treering.cli.main", "keys", *command, "--store", str(tmp_path / "store")],
         capture_output=True,
         text=True,
@@ -137,9 +137,9 @@ def test_keys_on_the_command_line(tmp_path, command):
         check=False,
     )
     if command[0] == "create":
-        assert '"scope": "read"' in told.stdout
-        assert "cannot be shown again" in told.stderr
+        assert '"scope": "read"' in output.stdout
+        assert "cannot be shown again" in output.stderr
     elif command[0] == "list":
-        assert told.stdout == "no keys\n"
+        assert output.stdout == "no keys\n"
     else:
-        assert (told.returncode, "key 'nothing' not found" in told.stderr) == (3, True)
+        assert (output.returncode, "key 'nothing' not found" in output.stderr) == (3, True)

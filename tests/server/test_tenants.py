@@ -127,12 +127,12 @@ def _config(thread_id, checkpoint_id=None):
 
 def _put(saver, tenant, thread_id):
     """A checkpoint with a message list, a value and a write, which all say whose they are."""
-    told = repr((tenant, thread_id))
+    result = repr((tenant, thread_id))
     checkpoint = empty_checkpoint()
-    checkpoint["channel_values"] = {"text": told, "list": [told * 40] * 40}
+    checkpoint["channel_values"] = {"text": result, "list": [result * 40] * 40}
     checkpoint["channel_versions"] = {"text": 1, "list": 1}
     at = saver.put(_config(thread_id), checkpoint, {"step": 0, "run_id": "run"}, {"text": 1, "list": 1})
-    saver.put_writes(at, [("text", told + " next")], "task")
+    saver.put_writes(at, [("text", result + " next")], "task")
     return checkpoint["id"]
 
 
@@ -171,11 +171,11 @@ def test_graphs_do_not_read_across(fresh, owned):
 
 
 def _says(found, tenant, thread_id):
-    told = repr((tenant, thread_id))
+    result = repr((tenant, thread_id))
     values = found.checkpoint["channel_values"]
     return (
-        values == {"text": told, "list": [told * 40] * 40}
-        and found.pending_writes == [("task", "text", told + " next")]
+        values == {"text": result, "list": [result * 40] * 40}
+        and found.pending_writes == [("task", "text", result + " next")]
         and found.config["configurable"]["thread_id"] == thread_id
     )
 

@@ -81,16 +81,16 @@ def test_rewinds_forks_and_shows_how_it_grew(client, alice):
 
 
 def test_two_checkpoints_differ_in_messages_and_state(client, alice):
-    told = client.get(f"{alice}/diff?a=0&b=2").json()
-    assert [index for index, _ in told["added"]] == [1, 2]
-    assert told["state"] == [{"op": "replace", "path": "/last", "value": "Thanks."}]
+    result = client.get(f"{alice}/diff?a=0&b=2").json()
+    assert [index for index, _ in result["added"]] == [1, 2]
+    assert result["state"] == [{"op": "replace", "path": "/last", "value": "Thanks."}]
 
 
 def test_checkpoints_of_two_threads_differ(client, alice):
     client.post(f"{alice}/fork", json={"new_id": "other", "at": "0"})
     client.post("/threads/other/checkpoints", json={"append": ["elsewhere"]})
-    told = client.get(f"{alice}/diff?a=2&b=1&other=other").json()
-    assert told["common"] == 1
+    result = client.get(f"{alice}/diff?a=2&b=1&other=other").json()
+    assert result["common"] == 1
 
 
 def test_a_pending_interrupt_is_answered_once(client, alice):

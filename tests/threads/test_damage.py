@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import treering
-from tests.threads.described_threads import damage, say, steps, told
+from tests.threads.sample_threads import damage, sample_thread, say, steps
 from treering.errors import Corrupt, NotFound
 from treering.threads.checkpoint_record import ListPrefix
 
@@ -17,7 +17,7 @@ def folder(tmp_path):
 
 def test_a_record_that_cannot_be_read_is_corrupt(folder):
     with treering.open(folder) as store:
-        head = told(store).head
+        head = sample_thread(store).head
     damage(folder, f"UPDATE event SET data = X'7b2273746570223a' WHERE id = '{head.id}'")
     with treering.open(folder) as store:
         with pytest.raises(Corrupt, match=head.id):
@@ -27,14 +27,14 @@ def test_a_record_that_cannot_be_read_is_corrupt(folder):
 
 # Trimmed by retention
 def test_a_trimmed_thread_shows_what_is_left(store):
-    thread = told(store, steps=10)
+    thread = sample_thread(store, steps=10)
     store.gc(keep=treering.Keep(last=4), grace_seconds=0)
     assert steps(thread.history()) == [9, 8, 7, 6]
     assert len(thread.load().messages) == 10
 
 
 def test_the_line_goes_on_behind_what_retention_dropped(store):
-    thread = told(store, steps=10)
+    thread = sample_thread(store, steps=10)
     store.gc(keep=treering.Keep(last=2, tagged=("third",)), grace_seconds=0)
     assert steps(thread.history()) == [9, 8, 6, 3, 0]
     assert thread.at(3).state == {"count": 3}
@@ -42,7 +42,7 @@ def test_the_line_goes_on_behind_what_retention_dropped(store):
 
 
 def test_what_a_rewind_left_behind_does_not_come_back_by_trimming(store):
-    thread = told(store, steps=7)
+    thread = sample_thread(store, steps=7)
     kept = thread.at(1)
     thread.rewind(kept)
     for number in range(3):
@@ -53,7 +53,7 @@ def test_what_a_rewind_left_behind_does_not_come_back_by_trimming(store):
 
 
 def test_a_fork_outlives_the_trimming_of_its_origin(store):
-    thread = told(store, steps=6)
+    thread = sample_thread(store, steps=6)
     fork = thread.fork("f", at=2)
     fork.append(say("mine"))
     store.gc(keep=treering.Keep(last=1), grace_seconds=0)
@@ -72,7 +72,7 @@ def test_a_fork_outlives_an_origin_without_lists(store):
 # Severed chains
 def test_a_missing_parent_is_an_error_not_a_short_history(folder):
     with treering.open(folder) as store:
-        lost = told(store).at(2)
+        lost = sample_thread(store).at(2)
     damage(folder, f"DELETE FROM event WHERE id = '{lost.id}'")
     with treering.open(folder) as store:
         thread = store.thread("t")
@@ -88,7 +88,7 @@ def test_a_missing_parent_is_an_error_not_a_short_history(folder):
 
 def test_a_missing_parent_of_a_fork_is_an_error_too(folder):
     with treering.open(folder) as store:
-        thread = told(store)
+        thread = sample_thread(store)
         lost = thread.at(2)
         lost.fork("f")
     damage(folder, f"DELETE FROM event WHERE id = '{lost.id}'")
@@ -98,7 +98,7 @@ def test_a_missing_parent_of_a_fork_is_an_error_too(folder):
 
 def test_a_missing_head_is_an_error_not_a_new_thread(folder):
     with treering.open(folder) as store:
-        head = told(store).head
+        head = sample_thread(store).head
     damage(folder, f"DELETE FROM event WHERE id = '{head.id}'")
     with treering.open(folder) as store:
         thread = store.thread("t")
@@ -121,7 +121,7 @@ def test_a_missing_head_is_an_error_not_a_new_thread(folder):
 )
 def test_a_missing_list_is_an_error_not_an_empty_conversation(folder, statement):
     with treering.open(folder) as store:
-        told(store)
+        sample_thread(store)
     damage(folder, statement)
     with treering.open(folder) as store:
         checkpoint = store.thread("t").load()
@@ -132,7 +132,7 @@ def test_a_missing_list_is_an_error_not_an_empty_conversation(folder, statement)
 
 def test_a_fork_whose_parent_list_is_gone_is_an_error(folder):
     with treering.open(folder) as store:
-        thread = told(store)
+        thread = sample_thread(store)
         lost = thread.head.record.lists["messages"].list
         thread.at(2).fork("f").append(say("mine"))
     damage(folder, f"DELETE FROM list WHERE id = '{lost}'")
@@ -146,7 +146,7 @@ def test_a_fork_whose_parent_list_is_gone_is_an_error(folder):
 
 def test_a_missing_state_value_is_an_error_not_an_empty_state(folder):
     with treering.open(folder) as store:
-        told(store)
+        sample_thread(store)
     damage(folder, "DELETE FROM body")
     with treering.open(folder) as store:
         checkpoint = store.thread("t").load()
@@ -155,7 +155,7 @@ def test_a_missing_state_value_is_an_error_not_an_empty_state(folder):
 
 
 def test_a_checkpoint_that_was_deleted_meanwhile_is_not_called_corrupt(store):
-    checkpoint = told(store).load()
+    checkpoint = sample_thread(store).load()
     store.thread("t").delete()
     with pytest.raises(NotFound, match="removed"):
         _ = checkpoint.messages
@@ -166,7 +166,7 @@ def test_a_list_prefix_past_the_end_of_its_list_is_an_error(store):
 
     from treering.threads.checkpoint import Checkpoint
 
-    checkpoint = told(store).load()
+    checkpoint = sample_thread(store).load()
     stretch = checkpoint.record.lists["messages"]
     longer = msgspec.structs.replace(checkpoint.record, lists={"messages": ListPrefix(stretch.list, 9)})
     with pytest.raises(Corrupt, match="should have 9 items"):
@@ -179,7 +179,7 @@ def test_what_was_removed_and_said_to_be_is_no_damage(store):
         origin.checkpoint(state={"count": count}, tags=("kept",) if count == 2 else ())
     origin.fork("fork", at=4).checkpoint(state={})
     store.thread("origin").fork("other", at=5, namespace="bob")
-    told(store, "trimmed", steps=6)
+    sample_thread(store, "trimmed", steps=6)
     store.gc(keep=treering.Keep(last=2, tagged=("kept",)), grace_seconds=0)
     assert store.verify().ok
     origin.delete()

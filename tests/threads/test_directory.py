@@ -66,7 +66,7 @@ def _count(store, prefix):
 
 
 def test_what_is_not_there(finder):
-    for text, told in {
+    for text, result in {
         "al@hom": "did you mean 'al@home'",
         "mine": "there is one in 'bob'",
         "al@home@9": "has no step 9",
@@ -76,7 +76,7 @@ def test_what_is_not_there(finder):
         "ckpt_uuuu": "not found",
         "": "thread '' not found",
     }.items():
-        with pytest.raises(NotFound, match=told):
+        with pytest.raises(NotFound, match=result):
             finder.checkpoint(text)
     for text in ("al@home@soon", "ckpt_", "ckpt_0"):
         with pytest.raises(InvalidInput):

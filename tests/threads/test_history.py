@@ -12,7 +12,7 @@ from threading import Barrier, Event, Thread
 import pytest
 
 import treering
-from tests.threads.described_threads import damage, say, steps, told
+from tests.threads.sample_threads import damage, sample_thread, say, steps
 from treering.errors import Corrupt, InvalidInput, NotFound
 from treering.threads.head import ThreadMoved
 
@@ -24,7 +24,7 @@ def folder(tmp_path):
 
 # Pages
 def test_pages_go_on_behind_the_last_checkpoint(store):
-    thread = told(store, steps=7)
+    thread = sample_thread(store, steps=7)
     fork = thread.fork("f", at=4)
     fork.append(say("elsewhere"))
     whole = [checkpoint.id for checkpoint in fork.history()]
@@ -38,7 +38,7 @@ def test_pages_go_on_behind_the_last_checkpoint(store):
 
 
 def test_pages_of_everything_go_on_too(store):
-    thread = told(store)
+    thread = sample_thread(store)
     thread.rewind(1)
     thread.append(say("another way"))
     first = list(thread.history(last=2, everything=True))
@@ -47,14 +47,14 @@ def test_pages_of_everything_go_on_too(store):
 
 
 def test_a_page_stays_where_it_is_while_the_thread_grows(store):
-    thread = told(store)
+    thread = sample_thread(store)
     first = list(thread.history(last=2))
     thread.append(say("more"))
     assert steps(thread.history(after=first[-1].id)) == [2, 1, 0]
 
 
 def test_a_cursor_that_is_not_there_is_an_error(store):
-    thread = told(store)
+    thread = sample_thread(store)
     other = store.thread("t", namespace="bob")
     with pytest.raises(NotFound):
         list(other.history(after=thread.head.id))
@@ -63,7 +63,7 @@ def test_a_cursor_that_is_not_there_is_an_error(store):
 
 
 def test_filters_choose_before_the_limit(store):
-    thread = told(store, steps=9)
+    thread = sample_thread(store, steps=9)
     assert steps(thread.history(tags=["third"], last=2)) == [6, 3]
     assert steps(thread.history(metadata={"even": True}, tags=["third"])) == [6, 0]
     assert steps(thread.history(metadata={"even": 2})) == []
@@ -71,7 +71,7 @@ def test_filters_choose_before_the_limit(store):
 
 
 def test_history_shows_what_others_saved_without_building_on_it(store):
-    first, second = told(store), store.thread("t")
+    first, second = sample_thread(store), store.thread("t")
     second.load()
     first.append(say("first"))
     assert steps(second.history(last=1)) == [5]
@@ -81,7 +81,7 @@ def test_history_shows_what_others_saved_without_building_on_it(store):
 
 # Tails and lists
 def test_load_reads_only_the_tail(store):
-    checkpoint = told(store) and store.thread("t").load(last=2)
+    checkpoint = sample_thread(store) and store.thread("t").load(last=2)
     assert [each["content"] for each in checkpoint.messages] == ["message 3", "message 4"]
     assert checkpoint.message_count == 5
     assert store.thread("t").load(last=0).messages == []
@@ -93,7 +93,7 @@ def test_load_reads_only_the_tail(store):
 def test_a_tail_does_not_touch_what_comes_before_it(folder):
     for _ in range(2):  # what settles at another time is in rows of its own
         with treering.open(folder) as store:
-            told(store)
+            sample_thread(store)
     damage(folder, "DELETE FROM item WHERE (key & 0xffffffff) < 3")
     with treering.open(folder) as store:
         assert len(store.thread("t").load(last=2).messages) == 2
@@ -102,7 +102,7 @@ def test_a_tail_does_not_touch_what_comes_before_it(folder):
 
 
 def test_one_who_reads_does_not_wait_for_another(store, monkeypatch):
-    slow, quick = told(store, "slow").load(), told(store, "quick").load()
+    slow, quick = sample_thread(store, "slow").load(), sample_thread(store, "quick").load()
     is_reading, may_go_on = Event(), Event()
     read_list = store.engine.read_list
 
@@ -175,7 +175,7 @@ def test_a_checkpoint_as_a_dict(store):
 
 
 def test_a_checkpoint_is_forked_where_it_is_found(store):
-    thread = told(store)
+    thread = sample_thread(store)
     fork = thread.at(2).fork("bolder")
     assert fork.head.step == 2
     assert fork.head.metadata["forked_from"] == thread.at(2).id
@@ -185,7 +185,7 @@ def test_a_checkpoint_is_forked_where_it_is_found(store):
 
 # Writers
 def test_a_retried_append_goes_behind_what_came_in_between(store):
-    first, second = told(store, steps=1), store.thread("t")
+    first, second = sample_thread(store, steps=1), store.thread("t")
     second.load()
     first.append(say("first"))
     second.append(say("second"), on_conflict="retry")
@@ -374,7 +374,7 @@ def test_an_id_that_is_too_long_says_so(store):
 
 
 def test_a_fork_into_another_namespace_does_not_open_the_first_one(store):
-    thread = told(store)
+    thread = sample_thread(store)
     fork = thread.fork("f", namespace="bob")
     assert len(fork.load().messages) == 5
     assert [(checkpoint.namespace, checkpoint.step) for checkpoint in fork.history()] == [("bob", 4)]

@@ -7,7 +7,7 @@ from datetime import date
 import pytest
 
 import treering
-from tests.threads.described_threads import say, steps, told
+from tests.threads.sample_threads import sample_thread, say, steps
 from treering.core.clock import to_datetime
 from treering.errors import InvalidInput, NotFound, Unencodable
 
@@ -27,7 +27,7 @@ def test_a_fork_that_went_back_into_its_past_outlives_its_origin(store):
 
 
 def test_a_thread_is_not_rewound_to_what_is_not_its_past(store):
-    thread, other = told(store), store.thread("other")
+    thread, other = sample_thread(store), store.thread("other")
     fork = thread.fork("fork", at=1)
     theirs = other.append(say("theirs"))
     for checkpoint in (theirs, thread.head):
@@ -36,7 +36,7 @@ def test_a_thread_is_not_rewound_to_what_is_not_its_past(store):
     with pytest.raises(NotFound):
         store.thread("t", namespace="bob").rewind(theirs)
     with treering.open("memory:") as elsewhere:
-        foreign = told(elsewhere).head
+        foreign = sample_thread(elsewhere).head
         for wrong in (fork.rewind, fork.at, lambda checkpoint: fork.fork("new", at=checkpoint)):
             with pytest.raises(NotFound):
                 wrong(foreign)
@@ -46,7 +46,7 @@ def test_a_thread_is_not_rewound_to_what_is_not_its_past(store):
 
 def test_nothing_is_deleted_of_a_thread_that_was_never_saved(store):
     store.thread("nobody").delete()
-    told(store)
+    sample_thread(store)
     before = store.stats()
     store.thread("nobody").delete()
     assert store.stats() == before
@@ -77,7 +77,7 @@ def test_nothing_is_deleted_of_a_thread_that_was_never_saved(store):
     ],
 )
 def test_what_cannot_be_meant_is_refused(store, wrong):
-    thread = told(store)
+    thread = sample_thread(store)
     before = thread.head
     with pytest.raises(InvalidInput):
         thread.checkpoint(**wrong)
@@ -85,7 +85,7 @@ def test_what_cannot_be_meant_is_refused(store, wrong):
 
 
 def test_a_misspelt_way_out_of_a_conflict_does_not_overwrite(store):
-    first, second = told(store), store.thread("t")
+    first, second = sample_thread(store), store.thread("t")
     second.load()
     first.append(say("first"))
     with pytest.raises(InvalidInput, match="on_conflict"):
@@ -93,7 +93,7 @@ def test_a_misspelt_way_out_of_a_conflict_does_not_overwrite(store):
 
 
 def test_only_an_id_a_step_or_a_datetime_names_a_checkpoint(store):
-    thread = told(store)
+    thread = sample_thread(store)
     for wrong in (None, True, 1.0, date(2026, 1, 1)):
         with pytest.raises(InvalidInput):
             thread.at(wrong)
@@ -146,7 +146,7 @@ def test_a_hook_cannot_make_state_that_is_not_read_back(store):
 
 
 def test_a_checkpoint_is_named_by_its_place_as_on_the_command_line(store):
-    thread = told(store)
+    thread = sample_thread(store)
     first, head = thread.at(0), thread.head
     assert thread.at("~1").id == thread.at(f"{head.step - 1}").id == head.parent_id
     assert thread.at("~").id == head.parent_id
@@ -161,7 +161,7 @@ def test_a_checkpoint_is_named_by_its_place_as_on_the_command_line(store):
 
 
 def test_a_number_of_messages_is_never_less_than_none(store):
-    checkpoint = told(store).head
+    checkpoint = sample_thread(store).head
     for wrong in (-1, "2", 1.5):
         for read in (
             lambda last: store.thread("t").load(last=last),
@@ -176,7 +176,7 @@ def test_a_number_of_messages_is_never_less_than_none(store):
 
 def test_one_tag_is_not_looked_for_letter_by_letter(store):
     with pytest.raises(InvalidInput, match="tuple of tags"):
-        list(told(store).history(tags="draft"))
+        list(sample_thread(store).history(tags="draft"))
 
 
 def test_hooks_that_are_none_are_refused_when_they_are_added(store):

@@ -21,7 +21,7 @@ def say(text):
     return {"role": "user", "content": text}
 
 
-def told(store, thread_id="t", steps=5):
+def sample_thread(store, thread_id="t", steps=5):
     """A thread with one message and a counter per step."""
     thread = store.thread(thread_id)
     for step in range(steps):
@@ -35,7 +35,7 @@ def test_a_thread_that_was_never_saved_has_no_head(store):
 
 
 def test_a_thread_resumes_where_it_was_left(store):
-    told(store)
+    sample_thread(store)
     again = store.thread("t").load()
     assert again.step == 4
     assert [message["content"] for message in again.messages] == [f"message {step}" for step in range(5)]
@@ -64,7 +64,7 @@ def test_an_item_that_was_changed_in_place_is_noticed(store):
 
 
 def test_a_shorter_list_writes_no_items(store):
-    thread = told(store)
+    thread = sample_thread(store)
     before = store.engine.stats(store.space).items
     thread.checkpoint(thread.load().messages[:2])
     assert store.engine.stats(store.space).items == before
@@ -72,7 +72,7 @@ def test_a_shorter_list_writes_no_items(store):
 
 
 def test_a_thread_is_shortened_without_reading_or_writing_messages(store):
-    thread = told(store)
+    thread = sample_thread(store)
     before = store.engine.stats(store.space).items
     assert store.thread("t").shorten(3, note="drop two").step == 5
     assert store.engine.stats(store.space).items == before
@@ -95,7 +95,7 @@ def test_a_thread_is_shortened_without_reading_or_writing_messages(store):
 
 
 def test_rewind_moves_the_head_and_keeps_the_journal(store):
-    thread = told(store)
+    thread = sample_thread(store)
     left = thread.head.id
     thread.rewind(1)
     assert thread.head.step == 1
@@ -108,7 +108,7 @@ def test_rewind_moves_the_head_and_keeps_the_journal(store):
 
 
 def test_a_fork_shares_its_past_and_then_diverges(store):
-    thread = told(store)
+    thread = sample_thread(store)
     fork = thread.fork("bolder", at=2)
     assert fork.head.messages == thread.at(2).messages
     fork.append(say("elsewhere"))
@@ -125,7 +125,7 @@ def test_a_fork_shares_its_past_and_then_diverges(store):
 
 
 def test_a_fork_costs_the_same_whatever_the_length(store):
-    thread = told(store, steps=40)
+    thread = sample_thread(store, steps=40)
     before = store.engine.stats(store.space)
     thread.fork("f")
     after = store.engine.stats(store.space)
@@ -134,7 +134,7 @@ def test_a_fork_costs_the_same_whatever_the_length(store):
 
 
 def test_two_writers_never_overwrite_each_other(store):
-    first, second = told(store), store.thread("t")
+    first, second = sample_thread(store), store.thread("t")
     second.load()
     mine = first.append(say("first"))
     with pytest.raises(ThreadMoved) as caught:
@@ -147,7 +147,7 @@ def test_two_writers_never_overwrite_each_other(store):
 
 
 def test_checkpoints_are_found_by_id_step_and_time(store):
-    thread = told(store)
+    thread = sample_thread(store)
     checkpoints = list(thread.history())
     assert thread.at(checkpoints[2].id) == checkpoints[2]
     assert thread.at(3).step == 3
@@ -163,7 +163,7 @@ def test_checkpoints_are_found_by_id_step_and_time(store):
 
 
 def test_an_interrupt_waits_for_its_decision(store):
-    thread = told(store)
+    thread = sample_thread(store)
     pending = thread.interrupt({"tool": "rm", "path": "/tmp/x"}).pending_interrupt
     again = store.thread("t")
     with pytest.raises(Conflict, match="not 'other'"):
@@ -178,7 +178,7 @@ def test_an_interrupt_waits_for_its_decision(store):
 
 
 def test_a_fork_keeps_the_pending_interrupt(store):
-    thread = told(store)
+    thread = sample_thread(store)
     thread.interrupt("may I?")
     assert thread.fork("f").head.pending_interrupt["payload"] == "may I?"
 
@@ -208,7 +208,7 @@ def test_hooks_change_veto_and_look_on(store):
 
 
 def test_namespaces_do_not_see_each_other(store):
-    told(store)
+    sample_thread(store)
     other = store.thread("t", namespace="bob")
     assert other.load() is None
     with pytest.raises(NotFound):
@@ -221,7 +221,7 @@ def test_namespaces_do_not_see_each_other(store):
 
 
 def test_a_thread_with_forks_is_not_deleted_from_under_them(store):
-    thread = told(store)
+    thread = sample_thread(store)
     thread.fork("f")
     with pytest.raises(Conflict):
         thread.delete()
@@ -232,7 +232,7 @@ def test_a_thread_with_forks_is_not_deleted_from_under_them(store):
 
 
 def test_a_deleted_thread_starts_anew(store):
-    thread = told(store)
+    thread = sample_thread(store)
     thread.delete()
     assert store.thread("t").append(say("again")).step == 0
     assert thread.load().messages == [say("again")]
@@ -259,7 +259,7 @@ def test_deep_forks_are_flattened_and_read_right(store):
 
 
 def test_diff_names_what_differs(store):
-    thread = told(store)
+    thread = sample_thread(store)
     fork = thread.fork("f", at=2)
     fork.append(say("new end"), state={"count": 9, "extra": [1]})
     found = thread.diff(thread.head, fork.head)
@@ -351,7 +351,7 @@ def test_the_directory_tells_namespaces_apart_and_the_newest_first(store):
 
 
 def test_a_fork_that_went_back_into_its_past_is_still_itself(store):
-    origin = told(store)
+    origin = sample_thread(store)
     fork = origin.fork("fork")
     fork.append(say("further"))
     fork.rewind(0)

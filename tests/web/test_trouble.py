@@ -84,10 +84,10 @@ def test_a_server_with_a_key_asks_for_it_once(new_page, sample_folder, tmp_path)
 
 def fail_once(page, pattern):
     """The next answer at such an address is an error of the server."""
-    told = {"title": "A disk is full", "detail": "make room, then ask again", "status": 500}
+    result = {"title": "A disk is full", "detail": "make room, then ask again", "status": 500}
     page.route(
         re.compile(pattern),
-        lambda route: route.fulfill(status=500, json=told, content_type="application/problem+json"),
+        lambda route: route.fulfill(status=500, json=result, content_type="application/problem+json"),
         times=1,
     )
     # As soon as it follows the stream, the page would ask for everything once more.

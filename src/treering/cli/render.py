@@ -46,10 +46,10 @@ def pasteable(verb: str, thread: ThreadInfo, *words: str) -> str:
 def speaker(message: Any) -> str:
     """Return who wrote a message."""
     if isinstance(message, dict):
-        told = cast("dict[str, Any]", message)
+        fields = cast("dict[str, Any]", message)
         for key in ("role", "type", "kind"):
-            if isinstance(told.get(key), str):
-                return clean(told[key])
+            if isinstance(fields.get(key), str):
+                return clean(fields[key])
     return "message"
 
 
@@ -59,11 +59,11 @@ def words(message: Any) -> str:
         return clean(message)
     if not isinstance(message, dict):
         return clean(as_json(message))
-    told = cast("dict[str, Any]", message)
-    said = [_content(told["content"])] if told.get("content") else []
-    said += [_call(each) for each in _items(told.get("tool_calls"))]
+    fields = cast("dict[str, Any]", message)
+    said = [_content(fields["content"])] if fields.get("content") else []
+    said += [_call(each) for each in _items(fields.get("tool_calls"))]
     if not said:
-        said = [as_json({key: value for key, value in told.items() if key not in ("role", "type")})]
+        said = [as_json({key: value for key, value in fields.items() if key not in ("role", "type")})]
     return clean("\n".join(said))
 
 
@@ -124,23 +124,23 @@ def _content(content: Any) -> str:
 
 def _block(block: Any) -> str:
     if isinstance(block, dict):
-        told = cast("dict[str, Any]", block)
+        fields = cast("dict[str, Any]", block)
         for key in ("text", "thinking"):
-            if isinstance(told.get(key), str):
-                return told[key]
-        if told.get("type") in ("tool_use", "tool_call", "tool-call"):
-            return _call(told)
-        if told.get("content") and told.get("type") in ("tool_result", "tool-result"):
-            return _content(told["content"])
+            if isinstance(fields.get(key), str):
+                return fields[key]
+        if fields.get("type") in ("tool_use", "tool_call", "tool-call"):
+            return _call(fields)
+        if fields.get("content") and fields.get("type") in ("tool_result", "tool-result"):
+            return _content(fields["content"])
     return block if isinstance(block, str) else as_json(block)
 
 
 def _call(call: Any) -> str:
     if not isinstance(call, dict):
         return as_json(call)
-    told = cast("dict[str, Any]", call)
+    fields = cast("dict[str, Any]", call)
     function: dict[str, Any] = (
-        cast("dict[str, Any]", told["function"]) if _is_dict(told.get("function")) else told
+        cast("dict[str, Any]", fields["function"]) if _is_dict(fields.get("function")) else fields
     )
     name = function.get("name") or function.get("tool_name") or function.get("toolName")
     given: Any = next((function[key] for key in ("arguments", "args", "input") if key in function), "")

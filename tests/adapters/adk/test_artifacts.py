@@ -64,11 +64,11 @@ class TestContract:
 
     def test_the_metadata_of_a_version(self, artifacts: BaseArtifactService) -> None:
         async def run() -> None:
-            told = {"by": "hand", "n": [1]}
-            await artifacts.save_artifact(**HERE, filename="f", artifact=blob(b"x"), custom_metadata=told)
+            result = {"by": "hand", "n": [1]}
+            await artifacts.save_artifact(**HERE, filename="f", artifact=blob(b"x"), custom_metadata=result)
             await artifacts.save_artifact(**HERE, filename="f", artifact={"text": "as a dict"})
             first, second = await artifacts.list_artifact_versions(**HERE, filename="f")
-            assert (first.version, first.mime_type, first.custom_metadata) == (0, "image/png", told)
+            assert (first.version, first.mime_type, first.custom_metadata) == (0, "image/png", result)
             assert (second.version, second.mime_type, second.custom_metadata) == (1, "text/plain", {})
             assert 0 < first.create_time <= second.create_time
             assert await artifacts.get_artifact_version(**HERE, filename="f", version=0) == first

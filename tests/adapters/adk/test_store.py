@@ -145,8 +145,8 @@ class TestOnAStore:
             return {"messages": saving.messages, "state": {**(saving.state or {}), "checked": True}}
 
         store.hooks.add("pre_checkpoint_save", redact)
-        store.hooks.add("post_checkpoint_save", lambda told: heard.append(f"saved {told.thread_id}"))
-        store.hooks.add("post_checkpoint_load", lambda told: heard.append(f"loaded {told.thread_id}"))
+        store.hooks.add("post_checkpoint_save", lambda result: heard.append(f"saved {result.thread_id}"))
+        store.hooks.add("post_checkpoint_load", lambda result: heard.append(f"loaded {result.thread_id}"))
 
         async def go() -> None:
             sessions = TreeringSessionService(store)

@@ -72,8 +72,8 @@ class Scripted(BaseChatModel):
         return {"content": "", "tool_calls": [call]}
 
     def _generate(self, messages, stop=None, run_manager=None, **kwargs: Any):  # noqa: ARG002
-        told = {"model_name": "claude-sonnet-4-5"}
-        message = AIMessage(**self._answer(messages), usage_metadata=USAGE, response_metadata=told)
+        actual = {"model_name": "claude-sonnet-4-5"}
+        message = AIMessage(**self._answer(messages), usage_metadata=USAGE, response_metadata=actual)
         return ChatResult(generations=[ChatGeneration(message=message)])
 
 

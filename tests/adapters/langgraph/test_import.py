@@ -105,18 +105,18 @@ def sqlite_source(tmp_path):
 
 def test_a_sqlite_saver_comes_over_whole(sqlite_source, tmp_path):
     path, theirs = sqlite_source
-    told: list[tuple[int, int | None]] = []
+    result: list[tuple[int, int | None]] = []
     with treering.open(tmp_path / "store") as store:
         dry = import_langgraph(path, store, dry_run=True)
         assert list(store.threads()) == []
-        report = import_langgraph(path, store, on_progress=lambda done, total: told.append((done, total)))
+        report = import_langgraph(path, store, on_progress=lambda done, total: result.append((done, total)))
         ours = TreeringSaver(store)
         for thread in ("alice", "odd\nname"):
             same(portrait(ours, thread), portrait(theirs, thread))
         found = [file.found for file in report.files]
         assert [file.new for file in report.files] == found == [file.new for file in dry.files]
         assert found[0] == sum(1 for _ in theirs.list(None))
-        assert told[-1] == (found[0], found[0])
+        assert result[-1] == (found[0], found[0])
         again = import_langgraph(path, store)
         assert (again.new, [file.known for file in again.files]) == (0, found)
         assert talking(ours).get_state(config("alice")) == talking(theirs).get_state(config("alice"))

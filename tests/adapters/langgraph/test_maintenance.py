@@ -267,10 +267,10 @@ def test_async_hooks_are_awaited_whether_the_graph_is_or_not(store):
     """A graph that is awaited runs them in its own loop; a plain one in a loop of ours."""
     seen = []
 
-    async def hook(told):
+    async def hook(result):
         await asyncio.sleep(0)
-        seen.append((type(told), asyncio.get_running_loop()))
-        return {"metadata": {**told.metadata, "stamped": True}} if isinstance(told, SaveRequest) else None
+        seen.append((type(result), asyncio.get_running_loop()))
+        return {"metadata": {**result.metadata, "stamped": True}} if isinstance(result, SaveRequest) else None
 
     for name in HOOK_NAMES:
         store.hooks.add(name, hook)

@@ -39,13 +39,13 @@ def explode() -> str:
 def answer(asked):
     """The model: hand over, then add, then say it. The next step follows from what it is shown."""
     items = asked.get("input") or asked.get("messages")
-    told = json.dumps(items)
+    result = json.dumps(items)
     names = [tool.get("name") or tool["function"]["name"] for tool in asked.get("tools", [])]
     if "transfer_to_adder" in names:
         return "transfer_to_adder", {}
     if "explode" in names:
         return "explode", {}
-    return ("add", {"a": 40, "b": 2}) if '"42"' not in told else (None, "It is 42.")
+    return ("add", {"a": 40, "b": 2}) if '"42"' not in result else (None, "It is 42.")
 
 
 def responses_api(asked):

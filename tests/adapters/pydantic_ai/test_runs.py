@@ -58,7 +58,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 class TestRuns:
     def test_a_run_is_saved_as_it_goes(self, store: Store) -> None:
         lengths: list[int] = []
-        store.hooks.add("post_checkpoint_save", lambda told: lengths.append(len(told.checkpoint.messages)))
+        store.hooks.add("post_checkpoint_save", lambda found: lengths.append(len(found.checkpoint.messages)))
 
         async def run() -> None:
             conversations = TreeringConversationStore(store)
@@ -82,7 +82,7 @@ class TestRuns:
 
     def test_without_tool_checkpoints_it_is_saved_once(self, store: Store) -> None:
         lengths: list[int] = []
-        store.hooks.add("post_checkpoint_save", lambda told: lengths.append(len(told.checkpoint.messages)))
+        store.hooks.add("post_checkpoint_save", lambda found: lengths.append(len(found.checkpoint.messages)))
 
         async def run() -> None:
             conversations = TreeringConversationStore(store)

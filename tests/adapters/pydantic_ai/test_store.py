@@ -118,8 +118,8 @@ class TestOnAStore:
             return {"messages": saving.messages}
 
         store.hooks.add("pre_checkpoint_save", stamp, redact)
-        store.hooks.add("post_checkpoint_save", lambda told: heard.append(f"saved {told.thread_id}"))
-        store.hooks.add("post_checkpoint_load", lambda told: heard.append(f"loaded {told.thread_id}"))
+        store.hooks.add("post_checkpoint_save", lambda actual: heard.append(f"saved {actual.thread_id}"))
+        store.hooks.add("post_checkpoint_load", lambda actual: heard.append(f"loaded {actual.thread_id}"))
 
         async def run() -> None:
             conversations = TreeringConversationStore(store)

@@ -126,7 +126,7 @@ def test_a_delete_cut_short_can_be_finished():
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["files", "sqlite"])
 def test_killed_while_saving_nothing_acknowledged_is_lost(kind, tmp_path):
-    told = 0
+    result = 0
     for round_ in range(4):
         victim = subprocess.Popen(
             [sys.executable, "-c", VICTIM, kind, str(tmp_path / "kept"), "3"],
@@ -135,17 +135,17 @@ def test_killed_while_saving_nothing_acknowledged_is_lost(kind, tmp_path):
         )
         with victim:
             for _ in range(3 + round_):
-                told = int(victim.stdout.readline())
+                result = int(victim.stdout.readline())
             os.kill(victim.pid, signal.SIGKILL)
         with FileSaver(tmp_path / "kept") if kind == "files" else SqliteSaver(tmp_path / "kept") as saver:
             history = list(saver.list("t"))
-            assert len(history[0].messages) >= told
+            assert len(history[0].messages) >= result
             for each in history:
                 assert [message["content"] for message in each.messages] == [
                     str(number) for number in range(len(each.messages))
                 ]
                 assert each.state["files"]["a"] == "x" * 5000 + str(len(each.messages))
-            told = len(history[0].messages)
+            result = len(history[0].messages)
 
 
 @pytest.mark.faults
@@ -155,7 +155,7 @@ def test_killed_at_any_file_the_files_are_whole(failpoint, tmp_path):
     messages = [say(str(number)) for number in range(4)]
     for count in (1, 2, 3, 4):
         saver.save(thread_id="t", messages=messages[:count])
-    told = 4
+    result = 4
     for hit in range(1, 8):
         victim = subprocess.run(
             [sys.executable, "-c", VICTIM, "files", str(tmp_path), "2"],
@@ -166,13 +166,13 @@ def test_killed_at_any_file_the_files_are_whole(failpoint, tmp_path):
             timeout=60,
         )
         assert victim.returncode == -signal.SIGKILL
-        told = max([told, *map(int, victim.stdout.split())])
+        result = max([result, *map(int, victim.stdout.split())])
         history = list(FileSaver(tmp_path).list("t"))
-        assert len(history[0].messages) in (told, told + 1)
+        assert len(history[0].messages) in (result, result + 1)
         for each in history:
             assert [m["content"] for m in each.messages] == [str(n) for n in range(len(each.messages))]
         assert len(history) <= 3
-        told = len(history[0].messages)
+        result = len(history[0].messages)
     last = FileSaver(tmp_path, max_checkpoints=2)
     last.save(thread_id="t", messages=[say("only this")])
     last.save(thread_id="t", messages=[say("only this")])
@@ -260,8 +260,8 @@ def test_a_lost_head_is_an_error(kind, request):
         ):
             with pytest.raises(Corrupt, match=f"is missing.*{newest.id}"):
                 refused()
-    told = migrate_checkpoints(source=saver, destination=MemorySaver())
-    assert (told.threads, len(told.failed)) == (1, 1)
+    result = migrate_checkpoints(source=saver, destination=MemorySaver())
+    assert (result.threads, len(result.failed)) == (1, 1)
     assert saver.load("conversation-1", newest.id).messages == newest.messages
     assert saver.delete("conversation-1")
     assert saver.load("conversation-1") is None

@@ -86,7 +86,7 @@ def test_an_invalid_hook_result_is_refused(somewhere):
 
 
 @pytest.mark.parametrize(
-    "answer, told",
+    "answer, result",
     [
         ({"messages": "Hi"}, "messages is a str; give a list of messages"),
         ({"messages": {"role": "user"}}, "messages is a dict"),
@@ -97,15 +97,15 @@ def test_an_invalid_hook_result_is_refused(somewhere):
         ({"thread_id": "elsewhere"}, "changed thread_id"),
     ],
 )
-def test_hook_results_are_validated_like_arguments(somewhere, answer, told):
+def test_hook_results_are_validated_like_arguments(somewhere, answer, result):
     saver = somewhere.open(hooks={"pre_checkpoint_save": [lambda _: answer]})
-    with pytest.raises(InvalidInput, match=f"hook '<lambda>'.* {told}"):
+    with pytest.raises(InvalidInput, match=f"hook '<lambda>'.* {result}"):
         saver.save(thread_id="t", messages=[say("Hi")])
     assert saver.load("t") is None
     with treering.open("memory:") as store:
         store.hooks.add("pre_checkpoint_save", lambda _: answer)
         for save in (lambda: store.thread("t").append(say("Hi")), lambda: store.thread("t").checkpoint([])):
-            with pytest.raises(InvalidInput, match=told):
+            with pytest.raises(InvalidInput, match=result):
                 save()
         assert store.thread("t").head is None
 

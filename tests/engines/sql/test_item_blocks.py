@@ -194,11 +194,11 @@ DEEDS = st.one_of(
 @given(st.lists(DEEDS, min_size=5, max_size=40))
 def test_whatever_comes_is_read_back(tmp_path_factory, deeds):
     folder = tmp_path_factory.mktemp("sheaves")
-    told: dict[str, list[Content]] = {"a": [], "b": []}
+    result: dict[str, list[Content]] = {"a": [], "b": []}
     engine = opened(folder)
     number = 0
     for deed, name, count in deeds:
-        past = told[name]
+        past = result[name]
         if deed == "reopen":
             engine.close()
             engine = opened(folder)
@@ -214,9 +214,9 @@ def test_whatever_comes_is_read_back(tmp_path_factory, deeds):
                 number += size
                 engine.commit(said(name, len(past), *new))
                 past += new
-    for name, past in told.items():
+    for name, past in result.items():
         if past:
             assert engine.read_list(SPACE, name, 0, len(past)) == past
     if number:
-        assert check(engine).items == sum(map(len, told.values()))
+        assert check(engine).items == sum(map(len, result.values()))
     engine.close()

@@ -43,33 +43,33 @@ def append(
 
 def fetches(engine: SqliteEngine) -> list[str]:
     """The questions for items that are asked from now on."""
-    told: list[str] = []
+    result: list[str] = []
     reader = engine._sqlite.acquire_reader()
-    reader.connection.set_trace_callback(lambda sql: told.append(sql) if " FROM item " in sql else None)
+    reader.connection.set_trace_callback(lambda sql: result.append(sql) if " FROM item " in sql else None)
     engine._sqlite.release_reader(reader)
-    return told
+    return result
 
 
 def test_only_what_is_new_is_fetched(engine):
     expected = [text(0), Content("text", b"x" * 9000), text(2)]
     append(engine, "l", *expected, at=0)
     assert engine.read_list(SPACE, "l", 0, 9) == expected
-    told = fetches(engine)
+    result = fetches(engine)
     assert engine.read_list(SPACE, "l", 0, 9) == expected
     assert engine.read_list(SPACE, "l", 1, 2) == expected[1:2]
-    assert told == []
+    assert result == []
     append(engine, "l", text(3), at=3)
     assert engine.read_list(SPACE, "l", 2, 9) == [text(2), text(3)]
-    assert len(told) == 1
+    assert len(result) == 1
 
 
 def test_a_fork_shares_what_was_read_of_its_parent(engine):
     append(engine, "l", *map(text, range(4)), at=0)
     append(engine, "fork", text(9), at=2, parent="l")
     assert engine.read_list(SPACE, "l", 0, 9) == [*map(text, range(4))]
-    told = fetches(engine)
+    result = fetches(engine)
     assert engine.read_list(SPACE, "fork", 0, 9) == [text(0), text(1), text(9)]
-    assert len(told) == 1
+    assert len(result) == 1
 
 
 def test_the_end_of_a_list_can_be_known_without_its_beginning(engine):

@@ -58,7 +58,7 @@ def span(attributes, kind=1):
 def test_nothing_is_dropped(other, kind, span_kind):
     attributes = {**other, **kind}
     found = parse_span(span(dict(attributes), span_kind))
-    told = json.dumps(
+    result = json.dumps(
         [
             found.rest,
             *(decode(content) for content in (found.input, found.output) if content is not None),
@@ -85,4 +85,4 @@ def test_nothing_is_dropped(other, kind, span_kind):
             continue  # it is what the kind says
         if name == "llm.usage.reasoning_tokens" or "reasoning" in name:
             continue  # never more than the output that it is part of
-        assert str(value) in told or value in counted, (name, value, found)
+        assert str(value) in result or value in counted, (name, value, found)

@@ -163,9 +163,9 @@ def test_a_record_that_cannot_be_stored_does_not_take_the_others_along(store):
     deep = []
     for _ in range(250):
         deep = [deep]
-    told = send(store, log(body="fine", attributes={}), log("deep", body=deep, attributes={}))
-    assert (told.accepted, told.rejected) == (1, 1)
-    assert "log 'deep'" in told.message
+    actual = send(store, log(body="fine", attributes={}), log("deep", body=deep, attributes={}))
+    assert (actual.accepted, actual.rejected) == (1, 1)
+    assert "log 'deep'" in actual.message
 
 
 def test_a_request_of_codex_is_a_call_only_when_it_failed(store):

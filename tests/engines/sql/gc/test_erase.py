@@ -84,8 +84,8 @@ def test_an_erasure_leaves_what_the_reference_leaves(either_engine, seed):
         for what in ("events", "refs", "lists", "bodies", "texts", "objects"):
             assert getattr(actual, what) == getattr(expected, what), what
         assert actual.kept.keys() == expected.kept.keys()
-        told, wanted = (portrait(each, SPACE, times=False) for each in (either_engine, model))
-        assert {what: told[what] for what in told if what != "commits"} == {
+        result, wanted = (portrait(each, SPACE, times=False) for each in (either_engine, model))
+        assert {what: result[what] for what in result if what != "commits"} == {
             what: wanted[what] for what in wanted if what != "commits"
         }
         assert not problems(either_engine, SPACE)

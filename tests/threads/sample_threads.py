@@ -1,4 +1,4 @@
-"""Threads that were told something, for tests that look at them or damage them."""
+"""Sample threads, for tests that read or damage them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def say(text):
     return {"role": "user", "content": text}
 
 
-def told(store, thread_id="t", steps=5):
+def sample_thread(store, thread_id="t", steps=5):
     thread = store.thread(thread_id)
     for step in range(steps):
         thread.append(
