@@ -229,6 +229,15 @@ def test_writes_wait_for_the_checkpoint_that_they_are_made_on(store, monkeypatch
     assert TreeringSaver(store).get_tuple(where).pending_writes == [("task", "x", 1)]
 
 
+def test_writes_do_not_wait_for_a_checkpoint_that_another_saver_has_saved(store, monkeypatch):
+    saver, other = TreeringSaver(store), TreeringSaver(store)
+    where = put(saver, {"messages": [ANSWER]})
+    where = put(other, {"messages": [ANSWER]}, parent=where)
+    monkeypatch.setattr(saver_module, "wait", lambda futures, *_: [each.result(0) for each in futures])
+    saver.put_writes(where, [("x", 1)], "task")
+    assert other.get_tuple(config()).pending_writes == [("task", "x", 1)]
+
+
 def test_writes_on_a_checkpoint_that_never_comes_are_kept(store, monkeypatch):
     monkeypatch.setattr(saver_module, "ARRIVAL_SECONDS", 0)
     saver = TreeringSaver(store)

@@ -389,9 +389,12 @@ class Writer:
         arrival = self._steps.arrival(key, graph_id)
         head = self._steps.heads.get(key.ref)
         with self._lock(key.scope):
-            # Ids sort by time: one that is newer than the head need not be looked for in the store.
             is_known = self.has_step(key, graph_id)
-            if not is_known and (head is None or graph_id <= head.graph_id):
+            made = step_id(key, graph_id)
+            # Another saver may have saved it. Only an id older than the head (ids sort by time) may also be
+            # one that a fork inherited, which is a search.
+            is_old = head is None or graph_id <= head.graph_id
+            if not is_known and made is not None and (is_old or self._graphs.by_id(made[0]) is not None):
                 is_known = self._step(codec, key, graph_id) is not None
             if is_known:
                 self._steps.settle(key, graph_id)
