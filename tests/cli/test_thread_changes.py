@@ -20,7 +20,7 @@ class TestForkAndRewind:
             assert (head.id, head.parent_id) == (result["head"], result["to"])
         drawn = treering_("log", "support/again").out.splitlines()
         assert drawn[0] == "support/again  forked from support/alice@1"
-        assert drawn[1] == "├── left behind"
+        assert drawn[1] == "├── abandoned"
         assert drawn[3].startswith("│   └──   2 ")
         assert drawn[-1].startswith("└──   0 ")
         assert drawn[-1].endswith("← head")
@@ -30,7 +30,7 @@ class TestForkAndRewind:
         assert ran.json["thread_id"] == "support/again"
         shown = treering_("show", "support/again", "--json").json
         assert [each["content"] for each in shown["messages"]] == ["Where is my refund?"]
-        assert "begins at step 3" in treering_("fork", "support/alice", "x").out
+        assert "starts at step 3" in treering_("fork", "support/alice", "x").out
 
     def test_a_name_that_is_taken(self, treering_):
         ran = treering_("fork", "support/alice", "support/alice-bolder")
@@ -54,11 +54,11 @@ class TestForkAndRewind:
         ran = treering_("rewind", "support/alice", 0)
         assert ran.code == 0
         lines = ran.out.splitlines()
-        assert lines[0] == "support/alice: step 3 -> 0, 3 checkpoints left behind"
+        assert lines[0] == "support/alice: step 3 -> 0, 3 checkpoints abandoned"
         assert [line.split()[1] for line in lines[1:4]] == [before[5], before[4], before[1]]
         assert treering_("show", "support/alice", "--json").json["step"] == 0
         undo = lines[-1].removeprefix("to undo: treering ").split()
-        assert treering_(*undo).out.splitlines()[0] == "support/alice: step 0 -> 3, 0 checkpoints left behind"
+        assert treering_(*undo).out.splitlines()[0] == "support/alice: step 0 -> 3, 0 checkpoints abandoned"
         assert treering_("show", "support/alice", "--json").json["id"] == before[5]
 
     def test_a_rewind_to_another_branch(self, treering_, desk):

@@ -34,7 +34,7 @@ class TestThreads:
         assert head.split() == ["THREAD", "NAMESPACE", "STEP", "MESSAGES", "UPDATED", "NOTE"]
         assert first.split()[:4] == ["notes", "bob", "0", "1"]
         assert second.startswith("support/alice ")
-        assert second.endswith("waits for a decision")
+        assert second.endswith("pending approval")
         assert third.startswith("support/alice-bolder")
 
     def test_some_of_them(self, treering_):
@@ -67,7 +67,7 @@ class TestThreads:
 
 
 class TestLog:
-    def test_a_tree_with_what_was_left_behind_and_forked_off(self, treering_, desk):
+    def test_the_tree_shows_abandoned_checkpoints_and_forks(self, treering_, desk):
         lines = treering_("log", "support/alice").out.splitlines()
         assert lines[0] == "support/alice"
         result = [line.strip("├└│─ ").split() for line in lines[1:]]
@@ -75,16 +75,16 @@ class TestLog:
             ("0", "refund?"),
             ("1", "[release]"),
             ("fork", "2"),
-            ("left", result[3][-1]),
+            ("abandoned", result[3][-1]),
             ("2", "came."),
             ("3", "Hm."),
             ("2", "you."),
             ("3", "head"),
         ]
-        assert "left behind by the rewind of" in lines[4]
+        assert "abandoned by the rewind of" in lines[4]
         assert "fork support/alice-bolder, now at step 2" in lines[3]
         assert lines[5].startswith("│       ├──")  # below the checkpoint that the rewind went to
-        assert 'waits for a decision: {"tool":"pay","amount":30}' in lines[-1]
+        assert 'pending approval: {"tool":"pay","amount":30}' in lines[-1]
         for line, checkpoint in zip(
             (each for each in result if each[0].isdigit()),
             [ids(desk)[index] for index in (0, 1, 2, 3, 4, 5)],

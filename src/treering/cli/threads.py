@@ -310,7 +310,7 @@ def fork(
         where = None if at is None else finder.within(origin, at).id
         forked = opened.thread(origin.id, origin.namespace or None).fork(new, at=where)
         head = _head(forked)
-    line = f"{clean(new)} begins at step {head.step} of {clean(thread)} ({head.short_id})"
+    line = f"{clean(new)} starts at step {head.step} of {clean(thread)} ({head.short_id})"
     show(summary(head.record), [line], as_json=as_json)
 
 
@@ -352,7 +352,7 @@ def rewind(
         "left_behind": [summary(each) for each in left],
         **({} if restored is None else {"files": restored}),
     }
-    lines = [f"{clean(info.id)}: step {before.step} -> {target.step}, {len(left)} checkpoints left behind"]
+    lines = [f"{clean(info.id)}: step {before.step} -> {target.step}, {len(left)} checkpoints abandoned"]
     lines += [
         f"  {each.step:>3}  {each.id}  {one_line(clean(each.note or ''))}".rstrip()
         for each in left[:_LEFT_SHOWN]
@@ -427,7 +427,7 @@ def _head_of(opened: Store, thread: ThreadInfo) -> CheckpointRecord | None:
 def _remark(head: CheckpointRecord | None) -> str:
     if head is None:
         return "damaged"
-    return "waits for a decision" if head.pending_interrupt is not None else one_line(head.note or "", 40)
+    return "pending approval" if head.pending_interrupt is not None else one_line(head.note or "", 40)
 
 
 def _finder(opened: Store, user_namespace: str) -> Finder:
@@ -509,7 +509,7 @@ class _Drawing:
         waiting: list[tuple[Tree, CheckpointRecord]] = []
         for each in roots:  # a fork that was rewound to before its beginning has several
             is_left = len(roots) > 1 and each.id not in growth.line
-            waiting.append((tree.add(Text("left behind", style="dim")) if is_left else tree, each))
+            waiting.append((tree.add(Text("abandoned", style="dim")) if is_left else tree, each))
         waiting.reverse()
         while waiting:
             self._grow(*waiting.pop(), waiting)
@@ -549,7 +549,7 @@ class _Drawing:
 
     def _why(self, checkpoint: CheckpointRecord) -> str:
         times = [each.at for each in self._growth.rewinds if each.to == checkpoint.id]
-        return f"left behind by the rewind of {when(times[-1])}" if times else "left behind"
+        return f"abandoned by the rewind of {when(times[-1])}" if times else "abandoned"
 
     def _label(self, checkpoint: CheckpointRecord) -> Text:
         from rich.text import Text
@@ -567,7 +567,9 @@ class _Drawing:
             label.append(f" [{clean(tag)}]", style="magenta")
         if checkpoint.pending_interrupt is not None:
             asked = _asked(checkpoint.pending_interrupt)
-            label.append(f"  waits for a decision: {asked}" if is_head else f"  asked: {asked}", style="red")
+            label.append(
+                f"  pending approval: {asked}" if is_head else f"  approval requested: {asked}", style="red"
+            )
         if is_head:
             label.append("  ← head", style="bold green")
         return label
