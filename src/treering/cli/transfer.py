@@ -426,7 +426,7 @@ def _renamed(spent: Spent, **names: str) -> Spent:
 
 
 def _sums(spent: Spent) -> tuple[str, str, str]:
-    from treering.core.money import from_nanos
+    from treering.runs.money import from_nanos
 
     amounts = [f"{from_nanos(nanos):,.4f} {currency}" for currency, nanos in sorted(spent.nanos.items())]
     if spent.unpriced_tokens:

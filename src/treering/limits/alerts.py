@@ -26,7 +26,6 @@ from treering.core.batch import Event as JournalEvent
 from treering.core.clock import to_iso
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import Scope, check_id, thread_key, thread_of_key
-from treering.core.money import from_nanos
 from treering.core.paging import each_ref
 from treering.core.query import EventQuery, SumQuery
 from treering.core.rollups import ERROR
@@ -43,6 +42,7 @@ from treering.limits.webhooks import (
     webhook_from_ref,
 )
 from treering.runs.listing import Runs
+from treering.runs.money import from_nanos
 from treering.runs.run import CRASHED, RUN, RunInfo, run_from_ref, run_ref
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import msgspec
 
 from treering.core.batch import Usage
 from treering.core.ids import thread_key
-from treering.core.money import check_currency, from_nanos
 from treering.core.query import SumQuery
+from treering.runs.money import check_currency, from_nanos
 from treering.runs.prices import EUR, ExchangeRate, exchange
 from treering.runs.run import run_from_ref, run_not_found, run_ref
 

@@ -20,10 +20,10 @@ from treering.core.content import Address
 from treering.core.encoding import decode_json
 from treering.core.engine import Engine
 from treering.core.ids import thread_key, thread_of_key
-from treering.core.money import from_nanos
 from treering.core.query import EventQuery
 from treering.core.records import Record
 from treering.errors import InvalidInput
+from treering.runs.money import from_nanos
 
 _PAGE: Final = 500
 _SLICE_SECONDS: Final = 0.5

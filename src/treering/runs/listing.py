@@ -22,10 +22,10 @@ from msgspec import structs
 from treering.core.batch import Draft, Usage
 from treering.core.clock import from_datetime
 from treering.core.encoding import decode
-from treering.core.money import from_nanos
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound, RefMoved
 from treering.runs.compare import AgentComparison, RunComparison, compare_agents, compare_runs
+from treering.runs.money import from_nanos
 from treering.runs.recorder import lease_name
 from treering.runs.replay import ReplayStep, replay
 from treering.runs.run import (

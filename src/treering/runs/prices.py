@@ -28,8 +28,8 @@ import msgspec
 
 from treering.core.batch import NUMBER_BITS
 from treering.core.clock import DAY_US, SECOND_US, day_of, from_datetime, to_datetime
-from treering.core.money import check_currency
 from treering.errors import MissingExtra
+from treering.runs.money import check_currency
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

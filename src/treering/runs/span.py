@@ -26,8 +26,8 @@ from treering.core.batch import Event, Usage
 from treering.core.content import Address, Content
 from treering.core.encoding import decode_json, encode, encode_json
 from treering.core.ids import check_id, new_id
-from treering.core.money import check_currency, to_cost
 from treering.errors import InvalidInput, Unencodable
+from treering.runs.money import check_currency, to_cost
 from treering.runs.prices import price_call
 
 if TYPE_CHECKING:

@@ -24,11 +24,11 @@ from treering.core.clock import day_of, to_iso
 from treering.core.content import Address
 from treering.core.encoding import decode
 from treering.core.ids import thread_key
-from treering.core.money import from_nanos, to_nanos
 from treering.core.paging import each_record, record_pages
 from treering.core.query import EventQuery, encode_cursor
 from treering.errors import InvalidInput, MissingExtra, NotFound
 from treering.runs.follow import Follower, LiveEvent, LiveFilter
+from treering.runs.money import from_nanos, to_nanos
 from treering.runs.prices import EUR, exchange
 from treering.runs.run import RUNNING, run_not_found, run_ref
 from treering.runs.search import EventIndex, QueryWords, SearchResult, TimelineSearch, search, searchable

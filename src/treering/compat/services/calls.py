@@ -28,10 +28,10 @@ from treering.core.clock import DAY_US, day_of
 from treering.core.content import Address, Content, ObjectAddress, object_address, parse_address
 from treering.core.encoding import decode_json, encode, encode_json
 from treering.core.ids import Scope, check_id, new_id, time_of
-from treering.core.money import to_cost
 from treering.core.query import EventQuery
 from treering.errors import Conflict, InvalidInput, NotFound, ReadOnly, TreeringError
 from treering.runs.cost import cost_report
+from treering.runs.money import to_cost
 from treering.runs.prices import EUR
 from treering.runs.run import (
     RunInfo,

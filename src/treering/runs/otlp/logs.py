@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from treering.core.batch import MAX_INLINE_BYTES, Event, Usage
 from treering.core.encoding import encode, encode_json
 from treering.core.ids import Scope
-from treering.core.money import to_cost
 from treering.errors import InvalidInput
+from treering.runs.money import to_cost
 from treering.runs.otlp.attributes import (
     LLM,
     TOOL,

@@ -21,10 +21,10 @@ from msgspec import structs
 from treering.core.batch import ABSENT, Event
 from treering.core.encoding import encode
 from treering.core.ids import RUN_MOVED
-from treering.core.money import to_cost
 from treering.core.paging import each_record
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput
+from treering.runs.money import to_cost
 from treering.runs.otlp.attributes import LLM, clean_word, parse_span
 from treering.runs.otlp.decode import STATUS_ERROR
 from treering.runs.prices import CURRENCY

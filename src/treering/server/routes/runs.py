@@ -11,11 +11,11 @@ from msgspec import Meta, Struct
 
 from treering.core.batch import Usage
 from treering.core.clock import DAY_US, to_iso
-from treering.core.money import from_nanos
 from treering.errors import InvalidInput, NotFound
 from treering.runs.compare import AgentComparison, RunComparison
 from treering.runs.cost import By, Cost, CostReport, cost_report
 from treering.runs.listing import RecordContent, RunRecord, legacy_run, record_content, run_records
+from treering.runs.money import from_nanos
 from treering.runs.performance import PerformanceBy, PerformanceReport
 from treering.runs.prices import EUR
 from treering.runs.run import RunInfo
