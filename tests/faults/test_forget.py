@@ -21,9 +21,8 @@ import pytest
 from tests.faults.loads import SPACE, thread_scope
 from tests.faults.stores import REPOSITORY, StoreLocation, files_with, sqlite_location
 from treering.core.batch import Draft, Text
-from treering.core.content import Content, list_address, object_address
+from treering.core.content import Content, list_address, object_address, unpack_body, unseal
 from treering.core.failpoints import ENVIRONMENT
-from treering.core.frame import unpack_body, unseal
 from treering.core.packs import read_entry, read_pack
 from treering.core.query import SearchQuery
 from treering.engines.sql.schema import SQLITE_FILE

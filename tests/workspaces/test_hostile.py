@@ -16,8 +16,7 @@ import pytest
 
 import treering
 from tests.workspaces.pictures import picture
-from treering.core.content import Content, object_name
-from treering.core.frame import seal
+from treering.core.content import Content, object_name, seal, unseal
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, Tree, TreeEntry, encode_tree
 from treering.errors import Conflict, Corrupt, InvalidInput, NotFound, TreeringError
 from treering.store import Store
@@ -213,12 +212,10 @@ def test_an_object_that_is_no_folder(store: Store, target: Path) -> None:
 
 
 def test_frames_that_would_unfold_to_more_than_allowed() -> None:
-    from treering.core import frame
-
     bomb = seal(bytes(64 * 1024 * 1024))
     assert len(bomb) < 10_000
     with pytest.raises(Corrupt, match="limit is"):
-        frame.unseal(bomb, "a frame", limit=1024 * 1024)
+        unseal(bomb, "a frame", limit=1024 * 1024)
 
 
 def flip(path: Path, content: bytes) -> None:

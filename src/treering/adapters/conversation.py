@@ -20,8 +20,7 @@ from msgspec import structs
 from treering.core.batch import Draft
 from treering.core.clock import SystemClock, day_of
 from treering.core.ids import check_id, thread_scope
-from treering.core.paging import check_may_erase
-from treering.core.query import Erasure
+from treering.core.query import Erasure, check_may_erase
 from treering.errors import Conflict, Corrupt, InvalidInput, NotFound
 from treering.store import Store
 from treering.threads import lists as lists_module

@@ -342,7 +342,7 @@ def check_runs(store: Store) -> Iterator[Finding]:
 
 def check_schedules(store: Store) -> Iterator[Finding]:
     """Find overdue tasks, and occurrences that a worker claimed long ago."""
-    from treering.core.paging import each_ref
+    from treering.core.query import each_ref
     from treering.schedules.tasks import TASK_REFS, decode_task
 
     now_us = time.time_ns() // 1000

@@ -263,8 +263,7 @@ def _of_sandbox(store: Store, text: str) -> str | None:
 
 def _latest(store: Store) -> str:
     """Return the newest snapshot of the store, on its own or of a checkpoint."""
-    from treering.core.paging import each_record
-    from treering.core.query import EventQuery
+    from treering.core.query import EventQuery, each_record
     from treering.errors import NotFound
     from treering.threads.checkpoint_record import KIND, read_checkpoint
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from treering.core.content import (
+    INLINE_LIMIT,
     Address,
     Content,
     ListAddress,
@@ -32,7 +33,6 @@ from treering.core.content import (
     parse_address,
     slot_address,
 )
-from treering.core.frame import INLINE_LIMIT
 from treering.core.ids import MAX_ID_CHARS, check_id, check_space, new_id
 from treering.core.tree import links_of
 from treering.errors import Conflict, InvalidInput
@@ -55,7 +55,7 @@ Tokens = Literal["words", "trigrams"]
 
 
 class BatchPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Small contents of one erasure scope, stored together as one body (see `core.frame`)."""
+    """Small contents of one erasure scope, stored together as one body (see `core.content`)."""
 
     scope: str
     slots: tuple[Content, ...]

@@ -1,10 +1,10 @@
 """Packs: many objects in one self-describing file.
 
 A file per object wastes a directory entry and an fsync on each; a row per object fills the database with
-bytes that it never searches. So objects are stored in packs: a magic number, frames (`core.frame`), an index
-frame that lists every object, and a trailer with the position of the index. Consecutive small objects share
-a frame of about 128 KiB, because compressing them together saves a fifth over compressing each alone. A
-large object has its own frame.
+bytes that it never searches. So objects are stored in packs: a magic number, frames (`core.content`), an
+index frame that lists every object, and a trailer with the position of the index. Consecutive small objects
+share a frame of about 128 KiB, because compressing them together saves a fifth over compressing each alone.
+A large object has its own frame.
 
 Frames are contiguous in the file, and objects within their frame, so the index holds only lengths and
 offsets follow from them: nothing can disagree. The index also contains a salt, so that no two packs have the
@@ -23,8 +23,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from treering.core.content import KIND_NUMBERS, KINDS, Content, Kind, object_name
-from treering.core.frame import MAX_PAYLOAD, seal, seal_pieces, unseal
+from treering.core.content import (
+    KIND_NUMBERS,
+    KINDS,
+    MAX_PAYLOAD,
+    Content,
+    Kind,
+    object_name,
+    seal,
+    seal_pieces,
+    unseal,
+)
 from treering.errors import Corrupt, InvalidInput
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from treering.core.batch import ABSENT
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import thread_scope
-from treering.core.paging import each_ref
+from treering.core.query import each_ref
 from treering.graphs.graph import WRITES, Graphs, graph_head
 from treering.graphs.rows import lengthened, shortened
 from treering.graphs.step import GRAPH, Step, graph_key, key_of, subgraph_refs

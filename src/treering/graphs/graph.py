@@ -16,8 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from treering.core.encoding import decode_json, encode_json
-from treering.core.paging import each_record
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, each_record
 from treering.errors import Corrupt, InvalidInput
 from treering.graphs.step import (
     GRAPH,

@@ -20,8 +20,7 @@ from treering.core.batch import ABSENT, Draft, Event
 from treering.core.content import Content, ObjectAddress, list_address, parse_address
 from treering.core.encoding import encode_json
 from treering.core.ids import thread_scope
-from treering.core.paging import each_record
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, each_record
 from treering.errors import Conflict, NotFound, RefMoved
 from treering.threads.checkpoint_record import (
     CheckpointRecord,

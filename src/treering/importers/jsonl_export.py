@@ -32,8 +32,7 @@ from treering.core.content import (
 )
 from treering.core.encoding import decode_json
 from treering.core.ids import thread_scope
-from treering.core.paging import each_record, each_ref
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, each_record, each_ref
 from treering.graphs.graph import EMBEDDED_FORM, PREFIX_FORMS, WRITES
 from treering.graphs.step import subgraph_refs
 from treering.importers.history_writer import COLUMNS

@@ -20,8 +20,7 @@ import msgspec
 from treering.core.batch import Event
 from treering.core.encoding import decode_json, encode, encode_json
 from treering.core.ids import Scope, thread_key
-from treering.core.paging import each_record
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, each_record
 from treering.errors import Conflict, InvalidInput, Unreachable
 from treering.importers.history_writer import HistoryWriter, ImportedCheckpoint, ImportedHead, ImportedList
 from treering.importers.recording import BatchRecorder, SessionRecorder, decode_line

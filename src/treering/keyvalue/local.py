@@ -20,9 +20,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
-from treering.core import frame
 from treering.core.clock import Clock, SystemClock
-from treering.core.content import KIND_NUMBERS, KINDS, Content
+from treering.core.content import COMPRESS_FROM, KIND_NUMBERS, KINDS, Content, seal, unseal
 from treering.core.encoding import decode, decode_json, encode, encode_json
 from treering.core.ids import check_id, file_name
 from treering.errors import Corrupt
@@ -81,7 +80,7 @@ class FolderStore:
     def __init__(self, directory: str | Path, compress: bool = False, *, clock: Clock | None = None) -> None:  # noqa: FBT001, FBT002 - agent-sdk passes it by position
         self._root = Path(directory).absolute()
         self._drafts = Drafts(self._root, clock=clock or SystemClock())
-        self._compress_from = frame.COMPRESS_FROM if compress else _NEVER
+        self._compress_from = COMPRESS_FROM if compress else _NEVER
         self._keys: dict[str, str] = {}
 
     def get(self, key: str) -> Any | None:
@@ -96,7 +95,7 @@ class FolderStore:
         stored, data = _parse(raw, where)
         if stored != key:
             raise Corrupt(f"{where}: this file holds {stored!r}, not {key!r}; it was renamed, rename it back")
-        payload = frame.unseal(data, where)
+        payload = unseal(data, where)
         if not payload or payload[0] >= len(KINDS):
             raise Corrupt(f"{where}: unknown kind of value; restore the file from a backup")
         return decode(Content(KINDS[payload[0]], payload[1:]))
@@ -105,7 +104,7 @@ class FolderStore:
         """Set the value of a key. Durable when this returns."""
         name, content = _file_of(key), encode(value)
         payload = bytes((KIND_NUMBERS[content.kind],)) + content.data
-        raw = (encode_json(key), b"\n", frame.seal(payload, compress_from=self._compress_from))
+        raw = (encode_json(key), b"\n", seal(payload, compress_from=self._compress_from))
         with (
             translate_os_errors(str(self._root / name), writing=True),
             self._drafts.write(raw) as draft,

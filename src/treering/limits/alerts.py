@@ -26,8 +26,7 @@ from treering.core.batch import Event as JournalEvent
 from treering.core.clock import to_iso
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import Scope, check_id, thread_key, thread_of_key
-from treering.core.paging import each_ref
-from treering.core.query import EventQuery, SumQuery
+from treering.core.query import EventQuery, SumQuery, each_ref
 from treering.core.rollups import ERROR
 from treering.errors import Corrupt, InvalidInput, NotFound, RefMoved, TreeringError
 from treering.limits.webhooks import (

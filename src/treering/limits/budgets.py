@@ -18,8 +18,7 @@ from treering.core.batch import ANY, Draft
 from treering.core.clock import day_of, to_datetime
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import Scope, check_id, thread_key, thread_of_key
-from treering.core.paging import each_ref
-from treering.core.query import SumQuery
+from treering.core.query import SumQuery, each_ref
 from treering.errors import BudgetExceeded, Corrupt, InvalidInput, TreeringError
 from treering.runs.cost import cost_of
 from treering.runs.money import check_currency, from_nanos, to_nanos

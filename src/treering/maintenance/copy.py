@@ -22,8 +22,7 @@ from treering.core import failpoints
 from treering.core.batch import Draft
 from treering.core.engine import Engine
 from treering.core.ids import Scope, new_id
-from treering.core.paging import each_record, each_ref, each_scope
-from treering.core.query import MAX_PAGE, Erasure, EventQuery
+from treering.core.query import MAX_PAGE, Erasure, EventQuery, each_record, each_ref, each_scope
 from treering.core.records import Slice
 from treering.errors import Conflict, InvalidInput, ReadOnly
 from treering.maintenance.stats import RESERVED, is_unwritten, last_seq

@@ -32,8 +32,7 @@ from treering.core.ids import (
     new_id,
     parse_scope,
 )
-from treering.core.paging import each_record
-from treering.core.query import Erasure, EventQuery
+from treering.core.query import Erasure, EventQuery, each_record
 from treering.errors import InvalidInput, NotFound
 
 _PAGE: Final = 1000

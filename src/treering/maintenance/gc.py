@@ -20,8 +20,7 @@ from treering.core.batch import Event
 from treering.core.clock import Clock
 from treering.core.encoding import encode
 from treering.core.engine import Engine
-from treering.core.paging import check_may_erase, each_record, each_ref
-from treering.core.query import Erasure, EventQuery
+from treering.core.query import Erasure, EventQuery, check_may_erase, each_record, each_ref
 from treering.core.records import Record, Swept
 from treering.core.retention import DeltaStep, Keep, RetentionEntry, delta_dependencies, select
 from treering.errors import NotFound

@@ -23,8 +23,7 @@ from treering.core.clock import to_datetime
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import check_id, new_id
 from treering.core.optimistic import Backoff, check_version
-from treering.core.paging import record_pages, ref_pages
-from treering.core.query import Erasure, EventQuery, encode_cursor
+from treering.core.query import Erasure, EventQuery, encode_cursor, record_pages, ref_pages
 from treering.errors import InvalidInput, MissingObjects, NotFound, RefMoved
 from treering.memory.documents import (
     DELETED,

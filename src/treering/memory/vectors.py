@@ -31,8 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 import msgspec
 
 from treering.core.ids import check_id, namespace_prefix, parse_scope
-from treering.core.paging import each_record, ref_pages
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, each_record, ref_pages
 from treering.errors import Corrupt, InvalidInput, MissingExtra
 from treering.memory.documents import DELETED, EMBEDDED, LAST_CHARACTER, REF_ROOT, SAVED, ref_prefix
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from treering.core.batch import Usage
-from treering.core.paging import record_pages
-from treering.core.query import EventQuery, SumQuery, day_start_us
+from treering.core.query import EventQuery, SumQuery, day_start_us, record_pages
 from treering.core.text import text_of
 from treering.errors import InvalidInput
 from treering.runs.cost import Cost, Costs

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from treering.core.encoding import decode_json
-from treering.core.paging import each_record
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, each_record
 from treering.core.rollups import ERROR
 from treering.errors import InvalidInput
 from treering.runs.run import CRASHED, RUN

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from treering.core.encoding import decode
-from treering.core.paging import record_pages
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, record_pages
 from treering.errors import InvalidInput
 from treering.runs.run import RUN
 from treering.runs.span import RunRow, split_chunks

@@ -16,8 +16,7 @@ import msgspec
 from treering.core.batch import Draft, Event
 from treering.core.encoding import encode, encode_json
 from treering.core.ids import MAINTENANCE_SCOPE, parse_scope
-from treering.core.paging import each_record, each_scope
-from treering.core.query import Erasure, EventQuery
+from treering.core.query import Erasure, EventQuery, each_record, each_scope
 from treering.core.retention import Keep, RetentionEntry, select
 from treering.errors import InvalidInput
 from treering.runs.listing import Runs

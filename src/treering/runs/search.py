@@ -28,8 +28,15 @@ from treering.core.clock import to_iso
 from treering.core.content import Address
 from treering.core.encoding import decode_json, encode, encode_json
 from treering.core.ids import Scope, thread_of_key
-from treering.core.paging import each_record, record_pages, ref_pages
-from treering.core.query import MAX_PAGE, Erasure, EventQuery, SearchQuery
+from treering.core.query import (
+    MAX_PAGE,
+    Erasure,
+    EventQuery,
+    SearchQuery,
+    each_record,
+    record_pages,
+    ref_pages,
+)
 from treering.core.text import folded, query_terms, stem, text_of, words
 from treering.errors import Corrupt, InvalidInput, MissingObjects, NotFound, ReadOnly, RefMoved
 from treering.runs.span import MESSAGE, OPEN, SPAN, RunRow

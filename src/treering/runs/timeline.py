@@ -24,8 +24,7 @@ from treering.core.clock import day_of, to_iso
 from treering.core.content import Address
 from treering.core.encoding import decode
 from treering.core.ids import thread_key
-from treering.core.paging import each_record, record_pages
-from treering.core.query import EventQuery, encode_cursor
+from treering.core.query import EventQuery, each_record, encode_cursor, record_pages
 from treering.errors import InvalidInput, MissingExtra, NotFound
 from treering.runs.follow import Follower, LiveEvent, LiveFilter
 from treering.runs.money import from_nanos, to_nanos

@@ -30,8 +30,7 @@ from treering.core.clock import SystemClock, from_datetime, to_iso
 from treering.core.content import object_address
 from treering.core.encoding import encode
 from treering.core.ids import Scope, new_id
-from treering.core.paging import each_record
-from treering.core.query import Erasure, EventQuery
+from treering.core.query import Erasure, EventQuery, each_record
 from treering.core.retention import Keep, RetentionEntry, select
 from treering.errors import InvalidInput, NotFound
 from treering.workspaces import browse

@@ -17,8 +17,7 @@ import msgspec
 from treering.core.batch import ABSENT, Draft
 from treering.core.clock import to_datetime
 from treering.core.ids import Scope, check_id, namespace_prefix
-from treering.core.paging import each_record, each_ref
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, each_record, each_ref
 from treering.errors import InvalidInput, NotFound, RefMoved
 from treering.schedules import planning
 from treering.schedules.planning import Transition

@@ -29,8 +29,7 @@ import msgspec
 from treering.core.batch import Draft
 from treering.core.clock import SECOND_US
 from treering.core.ids import new_id
-from treering.core.paging import each_record, each_ref
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, each_record, each_ref
 from treering.errors import (
     Conflict,
     Corrupt,

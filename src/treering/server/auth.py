@@ -29,8 +29,7 @@ from treering.core.clock import Clock
 from treering.core.engine import Engine
 from treering.core.ids import Scope as ErasureScope
 from treering.core.ids import check_space, new_id
-from treering.core.paging import each_ref
-from treering.core.query import Erasure
+from treering.core.query import Erasure, each_ref
 from treering.errors import Corrupt, Forbidden, InvalidInput, NotFound, TooMany, Unauthorized
 from treering.maintenance.stats import RESERVED
 from treering.server.settings import Settings, is_loopback

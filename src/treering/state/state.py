@@ -19,13 +19,11 @@ import msgspec
 
 from treering.core.batch import ABSENT, Add, Draft, Event
 from treering.core.clock import to_iso
-from treering.core.content import Address, Content
+from treering.core.content import INLINE_LIMIT, Address, Content
 from treering.core.encoding import decode, decode_json, encode_json
-from treering.core.frame import INLINE_LIMIT
 from treering.core.ids import Scope, check_id, namespace_prefix
 from treering.core.optimistic import Backoff, check_version
-from treering.core.paging import each_record, each_ref
-from treering.core.query import EventQuery, encode_cursor
+from treering.core.query import EventQuery, each_record, each_ref, encode_cursor
 from treering.errors import Conflict, InvalidInput, RefMoved
 from treering.state.user_sessions import UserSessions
 

@@ -10,8 +10,7 @@ import pytest
 from treering.core.batch import Append, Batch, Draft, Receipt
 from treering.core.content import object_address
 from treering.core.ids import new_id
-from treering.core.lists import MAX_DEPTH
-from treering.core.records import ListInfo
+from treering.core.records import MAX_LIST_DEPTH, ListInfo
 from treering.errors import Conflict, InvalidInput, ListMoved, NotFound
 from treering.testing import batches
 from treering.testing.harness import EngineHarness, at_once
@@ -161,11 +160,11 @@ class ListTests(EngineHarness):
 
     def test_the_depth_of_a_lineage_is_limited(self, engine: Engine, space: str) -> None:
         engine.commit(batches.append(space, "l0", "a", at=0))
-        for depth in range(1, MAX_DEPTH + 1):
+        for depth in range(1, MAX_LIST_DEPTH + 1):
             engine.commit(batches.append(space, f"l{depth}", f"{depth}", at=depth, parent=f"l{depth - 1}"))
-        deepest = f"l{MAX_DEPTH}"
-        assert _read(engine, space, deepest) == ["a", *map(str, range(1, MAX_DEPTH + 1))]
-        assert len(engine.lineage(space, deepest)) == MAX_DEPTH + 1
+        deepest = f"l{MAX_LIST_DEPTH}"
+        assert _read(engine, space, deepest) == ["a", *map(str, range(1, MAX_LIST_DEPTH + 1))]
+        assert len(engine.lineage(space, deepest)) == MAX_LIST_DEPTH + 1
         with pytest.raises(InvalidInput, match="flatten"):
             engine.commit(batches.append(space, "too deep", "x", at=1, parent=deepest))
 

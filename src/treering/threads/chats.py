@@ -21,8 +21,7 @@ from treering.core.batch import ABSENT, Draft, Event
 from treering.core.clock import to_iso
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import Scope, check_id, file_name, namespace_prefix, thread_scope
-from treering.core.paging import each_ref
-from treering.core.query import Erasure, EventQuery
+from treering.core.query import Erasure, EventQuery, each_ref
 from treering.errors import Corrupt, RefMoved, TreeringError
 from treering.threads.chat_ids import ChatId, chat_id_of, parse_thread_id
 from treering.threads.history import CHAT_DELETED, LEDGER, head_ref, heads_prefix

@@ -27,9 +27,8 @@ import msgspec
 
 from treering.core.batch import Event
 from treering.core.clock import DAY_US, day_of, to_iso
-from treering.core.content import Address, Content, list_address
+from treering.core.content import INLINE_LIMIT, Address, Content, list_address
 from treering.core.encoding import decode, decode_json, encode, encode_json, is_tagged
-from treering.core.frame import INLINE_LIMIT
 from treering.core.ids import new_id_with_time, parse_scope, thread_scope, time_of
 from treering.core.query import EventQuery
 from treering.errors import Corrupt, InvalidInput, NotFound, Unsupported

@@ -15,8 +15,7 @@ import msgspec
 
 from treering.core.clock import DAY_US, day_of, to_iso
 from treering.core.ids import time_of
-from treering.core.paging import each_record, each_ref
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, each_record, each_ref
 from treering.errors import InvalidInput, NotFound
 from treering.threads.checkpoint_record import KIND, PREFIX, CheckpointRecord, read_checkpoint
 from treering.threads.history import HEADS, Journal, find_position, head_ref, heads_prefix, read_head

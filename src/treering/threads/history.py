@@ -20,8 +20,7 @@ import msgspec
 from treering.core.clock import day_of, from_datetime
 from treering.core.encoding import decode, decode_json
 from treering.core.ids import MAINTENANCE_SCOPE, Scope, namespace_prefix, thread_scope
-from treering.core.paging import each_record, record_pages, ref_pages
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, each_record, record_pages, ref_pages
 from treering.core.records import Problem
 from treering.errors import Corrupt, InvalidInput, NotFound
 from treering.threads.checkpoint_record import (

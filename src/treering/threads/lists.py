@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treering.core.encoding import decode_all, encode
 from treering.core.ids import new_id
-from treering.core.lists import MAX_DEPTH, branch_point
+from treering.core.records import MAX_LIST_DEPTH, branch_point
 from treering.errors import Corrupt, NotFound
 from treering.threads.checkpoint_record import ListPrefix
 
@@ -85,7 +85,7 @@ def write_list(
     if not lineage:
         raise _incomplete(base, "it is not stored")
     parent = branch_point(lineage, keep)
-    if parent.depth >= MAX_DEPTH:
+    if parent.depth >= MAX_LIST_DEPTH:
         prefix = engine.read_list(draft.space, base.list, 0, keep)
         draft.append(list_id, *prefix, *contents, scope=scope, at=0)
     else:

@@ -25,8 +25,7 @@ import msgspec
 from treering.core.batch import Draft, Event
 from treering.core.encoding import decode, decode_json, encode, encode_json
 from treering.core.ids import Scope, check_id, file_name, thread_key
-from treering.core.paging import record_pages
-from treering.core.query import Erasure, EventQuery, encode_cursor
+from treering.core.query import Erasure, EventQuery, encode_cursor, record_pages
 from treering.errors import InvalidInput
 from treering.files import Drafts, open_folder, read_range, translate_os_errors
 from treering.threads.thread import Actions, parse_actions

@@ -14,8 +14,7 @@ import msgspec
 from treering.core.clock import to_iso
 from treering.core.encoding import decode_json
 from treering.core.ids import thread_scope
-from treering.core.paging import each_record
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, each_record
 from treering.errors import NotFound
 from treering.threads.checkpoint_record import KIND, CheckpointRecord, read_checkpoint
 from treering.threads.directory import ThreadInfo, list_threads

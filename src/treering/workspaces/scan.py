@@ -33,8 +33,7 @@ from typing import Final
 import msgspec
 
 from treering.core.chunking import WHOLE_BYTES, stream_chunks
-from treering.core.content import Content
-from treering.core.frame import MAX_PAYLOAD, seal_pieces, unseal
+from treering.core.content import MAX_PAYLOAD, Content, seal_pieces, unseal
 from treering.core.ids import new_id
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, Tree, TreeEntry, encode_tree
 from treering.errors import Corrupt, InvalidInput, TimedOut

@@ -21,8 +21,7 @@ from treering.core.batch import Draft, Event
 from treering.core.content import object_address
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import Scope, check_id
-from treering.core.paging import each_record
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, each_record
 from treering.core.text import readable
 from treering.errors import InvalidInput
 from treering.runs.span import current_node

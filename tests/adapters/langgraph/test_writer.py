@@ -19,8 +19,7 @@ from tests.adapters.langgraph.scripts import ONE_TASK, config, put
 from treering.adapters.langgraph import TreeringSaver
 from treering.adapters.langgraph import saver as saver_module
 from treering.adapters.langgraph.task_writes import parse_place
-from treering.core.paging import each_record
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, each_record
 from treering.errors import StoreFull
 from treering.graphs.graph import EMBEDDED_FORM, GRAPH, PREFIX_FORMS, Graphs
 from treering.threads.checkpoint_record import KIND, Value, read_checkpoint

@@ -11,8 +11,7 @@ import pytest
 from treering.blobs.folder import FolderBlobs
 from treering.core import failpoints
 from treering.core.clock import ManualClock
-from treering.core.content import Content
-from treering.core.frame import unseal
+from treering.core.content import Content, unseal
 from treering.core.packs import read_pack
 from treering.engines.sql import objects as objects_module
 from treering.engines.sql import schema

@@ -24,8 +24,7 @@ from treering.core.batch import ABSENT, Draft, Expect
 from treering.core.content import Content, list_address
 from treering.core.encoding import decode, encode
 from treering.core.ids import Scope, namespace_prefix, new_id
-from treering.core.paging import each_ref
-from treering.core.query import Erasure
+from treering.core.query import Erasure, each_ref
 from treering.errors import Busy, ListMoved, RefMoved
 from treering.store import Store
 

@@ -47,8 +47,8 @@ from treering.adapters.langgraph.values import (
     matches,
     type_of,
 )
+from treering.core.content import INLINE_LIMIT
 from treering.core.encoding import codecs
-from treering.core.frame import INLINE_LIMIT
 from treering.core.ids import new_id
 from treering.errors import Corrupt, NotFound
 from treering.threads.checkpoint_record import ListPrefix

@@ -18,8 +18,7 @@ from treering.core.batch import Draft, Event
 from treering.core.content import Address, list_address
 from treering.core.encoding import encode_json
 from treering.core.ids import new_id
-from treering.core.paging import check_may_erase, each_record
-from treering.core.query import Erasure, EventQuery
+from treering.core.query import Erasure, EventQuery, check_may_erase, each_record
 from treering.errors import Conflict, InvalidInput
 from treering.graphs.graph import EMBEDDED_FORM, PREFIX_FORMS, WRITES, Graphs, graph_head
 from treering.graphs.step import GRAPH, GraphKey, Step, copied_id, step_id, writes_key

@@ -41,8 +41,7 @@ from treering.core.clock import Clock, SystemClock, to_datetime
 from treering.core.content import Address, Content
 from treering.core.encoding import decode, encode_json
 from treering.core.ids import Scope, check_id
-from treering.core.paging import ref_pages
-from treering.core.query import MAX_PAGE, SearchQuery
+from treering.core.query import MAX_PAGE, SearchQuery, ref_pages
 from treering.core.records import Ref
 from treering.core.text import text_of
 from treering.errors import InvalidInput, RefMoved

@@ -24,8 +24,7 @@ from treering.adapters.shared import checked, json_for_models
 from treering.core.clock import DAY_US, SECOND_US, to_iso
 from treering.core.encoding import decode
 from treering.core.ids import parse_scope
-from treering.core.paging import each_record
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, each_record
 from treering.errors import InvalidInput, NotFound, RefMoved
 from treering.store import Store
 from treering.threads.checkpoint import Checkpoint

@@ -25,8 +25,8 @@ from zlib import crc32
 from treering.compat.savers.checkpoint import check_keep, check_namespace
 from treering.compat.savers.kv_saver import KeyValueStorage
 from treering.compat.savers.saver import HooksLike, Saver
-from treering.core import frame
 from treering.core.clock import Clock, SystemClock
+from treering.core.content import seal, unseal
 from treering.core.retention import Keep
 from treering.errors import InvalidInput
 from treering.files import Drafts, open_folder, read_range, translate_os_errors
@@ -103,12 +103,12 @@ class NestedFolderStore:
                 raw = read_range(file, 0, os.fstat(file).st_size)
             finally:
                 os.close(file)
-        return frame.unseal(raw, where).decode(errors="replace")
+        return unseal(raw, where).decode(errors="replace")
 
     def set(self, key: str, value: str) -> None:
         """Store a text under a key; it survives a loss of power once this returned."""
         *folders, name = _path(key)
-        raw = frame.seal(value.encode(), compress_from=self._compress_from)
+        raw = seal(value.encode(), compress_from=self._compress_from)
         with (
             translate_os_errors(str(self._root / key), writing=True),
             self._drafts.write([raw]) as draft,

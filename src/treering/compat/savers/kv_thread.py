@@ -37,9 +37,8 @@ from zlib import crc32
 import msgspec
 
 from treering.compat.savers.checkpoint import CheckpointHeader
-from treering.core.content import Content
+from treering.core.content import INLINE_LIMIT, Content
 from treering.core.encoding import decode_json, encode, encode_json
-from treering.core.frame import INLINE_LIMIT
 from treering.core.ids import new_id
 from treering.core.storage import KeyValueStore
 from treering.errors import Corrupt, NotFound

@@ -32,8 +32,7 @@ from treering.core.clock import SystemClock
 from treering.core.encoding import encode
 from treering.core.engine import Engine
 from treering.core.ids import thread_scope
-from treering.core.paging import each_record
-from treering.core.query import Erasure, EventQuery
+from treering.core.query import Erasure, EventQuery, each_record
 from treering.core.records import Record
 from treering.core.retention import Keep, RetentionEntry, select
 from treering.errors import Conflict, InvalidInput, NotFound, TreeringError

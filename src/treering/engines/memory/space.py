@@ -15,8 +15,7 @@ import msgspec
 from treering.core.batch import ABSENT, ANY, Add, Delete, Receipt, Set, content_links, event_links
 from treering.core.clock import day_of
 from treering.core.content import ListAddress, ObjectAddress, SlotAddress, list_address, parse_address
-from treering.core.lists import MAX_DEPTH, locate
-from treering.core.records import ListInfo, Record, Ref, RefRow, TextRow
+from treering.core.records import MAX_LIST_DEPTH, ListInfo, Record, Ref, RefRow, TextRow, locate
 from treering.core.rollups import deltas
 from treering.errors import Conflict, Fenced, InvalidInput, ListMoved, MissingObjects, NotFound, RefMoved
 
@@ -277,7 +276,7 @@ class Space:
             raise Conflict(
                 f"list {append.parent!r} has {parent.length} items, cannot branch off at {append.at}"
             )
-        if parent.depth >= MAX_DEPTH:
+        if parent.depth >= MAX_LIST_DEPTH:
             raise InvalidInput(
                 f"list {append.parent!r} has {parent.depth} ancestors and cannot branch; flatten it first"
             )

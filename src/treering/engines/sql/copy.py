@@ -24,10 +24,18 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from treering.core.batch import Batch, Text
-from treering.core.content import KIND_NUMBERS, KINDS, Address, Content
-from treering.core.frame import pack_body, seal, unpack_body, unseal
-from treering.core.lists import MAX_DEPTH
-from treering.core.records import BodyRow, CommitRow, ItemRow, ListInfo, ListRow, RefRow, Slice, TextRow
+from treering.core.content import KIND_NUMBERS, KINDS, Address, Content, pack_body, seal, unpack_body, unseal
+from treering.core.records import (
+    MAX_LIST_DEPTH,
+    BodyRow,
+    CommitRow,
+    ItemRow,
+    ListInfo,
+    ListRow,
+    RefRow,
+    Slice,
+    TextRow,
+)
 from treering.core.rollups import deltas
 from treering.engines.sql import read
 from treering.engines.sql.commit.encode import encode_batch
@@ -476,7 +484,7 @@ class _Export:
             for row in rows
         )
         behind = _behind(rows, rows, lambda row: [depth, row[0]])
-        if behind is None and depth <= MAX_DEPTH:
+        if behind is None and depth <= MAX_LIST_DEPTH:
             behind = [depth + 1, ""]
         return {"lists": found}, behind
 

@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from treering.core import failpoints
-from treering.core.content import KIND_NUMBERS, Content, is_object_name
-from treering.core.frame import seal, unseal
+from treering.core.content import KIND_NUMBERS, Content, is_object_name, seal, unseal
 from treering.core.packs import (
     HEAD,
     SALT_SIZE,

@@ -5,7 +5,7 @@ open. Content is verified before it is returned.
 
 **Item blocks.** Messages arrive one by one, and each is a row. When SQLite's commit log is flushed, items
 that follow each other in a list are packed into one row: under the position of the first, with all of them in
-one frame like a body (`core.frame`). Together they shrink to half of their size, and a conversation is read
+one frame like a body (`core.content`). Together they shrink to half of their size, and a conversation is read
 in a few dozen rows. The column ``kind`` holds their number, negated. **Invariant:** a position is in one row
 only. Items that link elsewhere (addresses, trees) are never in a block, so code that follows links has
 nothing to look for in one.
@@ -24,19 +24,23 @@ import msgspec
 from treering.core.batch import Event
 from treering.core.clock import day_of
 from treering.core.content import (
+    HEADER_SIZE,
     KIND_NUMBERS,
     Address,
     Content,
     ListAddress,
     ObjectAddress,
     SlotAddress,
+    pack_body,
     parse_address,
+    seal,
+    unpack_body,
+    unseal,
+    unseal_all,
 )
-from treering.core.frame import HEADER_SIZE, pack_body, seal, unpack_body, unseal, unseal_all
 from treering.core.ids import thread_scope_of
-from treering.core.lists import locate
 from treering.core.query import check_limit, decode_cursor, encode_cursor
-from treering.core.records import ListInfo, Page, Record
+from treering.core.records import ListInfo, Page, Record, locate
 from treering.engines.sql.rows import (
     BODY_PART_BITS,
     ITEM_POSITION_BITS,
@@ -59,9 +63,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from treering.core.content import Kind
-    from treering.core.lists import ListRange
     from treering.core.query import EventQuery
-    from treering.core.records import Ref
+    from treering.core.records import ListRange, Ref
     from treering.engines.sql.objects import Objects
     from treering.engines.sql.session import Row, Session
 

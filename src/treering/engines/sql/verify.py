@@ -13,8 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from treering.core.content import ListAddress, ObjectAddress, SlotAddress, object_name, parse_address
-from treering.core.frame import unpack_body, unseal
+from treering.core.content import (
+    ListAddress,
+    ObjectAddress,
+    SlotAddress,
+    object_name,
+    parse_address,
+    unpack_body,
+    unseal,
+)
 from treering.core.packs import PackEntry, group_by_frame
 from treering.core.records import Checked, Problem
 from treering.engines.sql.commit.state import unpack_receipt

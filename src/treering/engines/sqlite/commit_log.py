@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from treering.core.content import seal_pieces, unseal
 from treering.core.failpoints import declare, hit, is_armed
-from treering.core.frame import seal_pieces, unseal
 from treering.engines.sql.commit.write import CommitRows
 from treering.engines.sql.engine import BEFORE_COMMIT
 from treering.engines.sql.read import pack_item_blocks

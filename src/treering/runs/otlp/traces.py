@@ -21,8 +21,7 @@ from msgspec import structs
 from treering.core.batch import ABSENT, Event
 from treering.core.encoding import encode
 from treering.core.ids import RUN_MOVED
-from treering.core.paging import each_record
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, each_record
 from treering.errors import InvalidInput
 from treering.runs.money import to_cost
 from treering.runs.otlp.attributes import LLM, clean_word, parse_span

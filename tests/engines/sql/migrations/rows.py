@@ -9,8 +9,7 @@ from __future__ import annotations
 import sqlite3
 from hashlib import sha256
 
-from treering.core.content import KIND_NUMBERS, Content
-from treering.core.frame import pack_body, seal
+from treering.core.content import KIND_NUMBERS, Content, pack_body, seal
 from treering.engines.sql import schema
 from treering.engines.sql.rows import body_key, item_key, run_key, run_number
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from treering.core.batch import ABSENT, ANY, Add, Delete, Receipt, Set
 from treering.core.content import list_address
-from treering.core.lists import MAX_DEPTH
+from treering.core.records import MAX_LIST_DEPTH
 from treering.engines.sql.commit.state import ListState, RefState
 from treering.errors import (
     Conflict,
@@ -166,7 +166,7 @@ def _create_list(state: CommitState, append: Append, parent: ListState | None) -
         raise NotFound(f"list {append.list!r} names the parent {append.parent!r}, which does not exist")
     if parent.length < append.at:
         raise Conflict(f"list {append.parent!r} has {parent.length} items; cannot branch off at {append.at}")
-    if parent.depth >= MAX_DEPTH:
+    if parent.depth >= MAX_LIST_DEPTH:
         raise InvalidInput(f"list {append.parent!r} is {parent.depth} parents deep; flatten it first")
     return ListState(no, scope, parent.no, append.at, append.at, parent.depth + 1)
 

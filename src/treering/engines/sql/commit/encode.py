@@ -10,8 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from treering.core.batch import content_links, validate_batch
-from treering.core.content import KIND_NUMBERS, ListAddress, ObjectAddress, SlotAddress, parse_address
-from treering.core.frame import pack_body, seal
+from treering.core.content import (
+    KIND_NUMBERS,
+    ListAddress,
+    ObjectAddress,
+    SlotAddress,
+    pack_body,
+    parse_address,
+    seal,
+)
 from treering.core.rollups import deltas
 from treering.core.text import text_of
 

@@ -21,8 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from treering.core.content import KIND_NUMBERS, Content, slot_address
-from treering.core.frame import unpack_body, unseal
+from treering.core.content import KIND_NUMBERS, Content, slot_address, unpack_body, unseal
 from treering.core.tree import links_of
 from treering.engines.sql.commit.state import invalidate_caches
 from treering.engines.sql.read import body_part

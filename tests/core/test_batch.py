@@ -1,4 +1,6 @@
-"""Invalid batches are rejected before any engine sees them, with what is wrong, where, and what to do."""
+"""Invalid batches are rejected before any engine sees them; a draft returns addresses that are valid once its
+batch is committed; and a walk along the links visits everything reachable once.
+"""
 
 import msgspec
 import pytest
@@ -6,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treering.core.batch import (
+    ABSENT,
     MAX_EVENTS,
     MAX_INLINE_BYTES,
     MAX_PARTS,
@@ -13,16 +16,31 @@ from treering.core.batch import (
     Append,
     Batch,
     BatchPart,
+    Delete,
+    Draft,
     Event,
     Fence,
     RefChange,
     Set,
     Text,
     Usage,
+    content_links,
+    event_links,
+    mark_reachable,
     validate_batch,
 )
-from treering.core.content import Content, list_address, object_address, slot_address
+from treering.core.content import (
+    INLINE_LIMIT,
+    Content,
+    ObjectAddress,
+    SlotAddress,
+    list_address,
+    object_address,
+    parse_address,
+    slot_address,
+)
 from treering.core.ids import check_id
+from treering.core.tree import FileEntry, FolderEntry, LinkEntry, Tree, encode_tree
 from treering.errors import InvalidInput
 
 WORDS = (
@@ -209,3 +227,137 @@ def test_a_rejected_batch_is_not_modified():
     with pytest.raises(InvalidInput):
         validate_batch(candidate)
     assert msgspec.msgpack.encode(candidate) == before
+
+
+GRAPHS = st.dictionaries(st.integers(0, 12), st.lists(st.integers(0, 12), max_size=4))
+
+
+@given(GRAPHS, st.lists(st.integers(0, 12), max_size=4))
+def test_everything_reachable_is_visited_once(graph, roots):
+    seen, expanded = set(), []
+
+    def is_new(address):
+        if address in seen:
+            return False
+        seen.add(address)
+        return True
+
+    def links(address):
+        expanded.append(address)
+        return graph.get(address, [])
+
+    mark_reachable(roots, is_new=is_new, links=links)
+    expected, frontier = set(roots), list(roots)
+    while frontier:
+        for found in graph.get(frontier.pop(), []):
+            if found not in expected:
+                expected.add(found)
+                frontier.append(found)
+    assert seen == expected
+    assert sorted(expanded) == sorted(expected)
+
+
+def test_a_long_chain_needs_no_recursion():
+    seen = set()
+
+    def is_new(address):
+        is_first = address not in seen
+        seen.add(address)
+        return is_first
+
+    mark_reachable([0], is_new=is_new, links=lambda number: [number + 1] if number < 100_000 else [])
+    assert len(seen) == 100_001
+
+
+def test_an_event_links_its_body_and_its_links():
+    body, link = slot_address("b", 0, 0), object_address("a" * 64)
+    event = Event(id="e", kind="k", ts_us=0, scope="s", body=body, links=(link, body))
+    assert list(event_links(event)) == [body, link, body]
+    assert list(event_links(Event(id="e", kind="k", ts_us=0, scope="s"))) == []
+
+
+def test_only_a_tree_links_other_content():
+    files, folder = ["a" * 64, "b" * 64], "c" * 64
+    tree = encode_tree(
+        Tree(
+            entries=(
+                FileEntry(name="file", mode=0o644, size=2, content=tuple(files)),
+                FolderEntry(name="folder", mode=0o755, tree=folder),
+                LinkEntry(name="link", target="file"),
+            )
+        )
+    )
+    assert set(content_links(tree)) == {object_address(name) for name in [*files, folder]}
+    assert list(content_links(Content("bytes", tree.data))) == []
+
+
+SIZES = st.sampled_from([0, 1, 100, INLINE_LIMIT - 1, INLINE_LIMIT, INLINE_LIMIT + 1, 3 * INLINE_LIMIT])
+PUTS = st.lists(st.tuples(SIZES, st.sampled_from(["/a/1", "/b/2", "/c/3"]), st.integers(0, 2)), max_size=15)
+
+
+def content_in(batch, address):
+    match parse_address(address):
+        case ObjectAddress(name):
+            return batch.objects[name]
+        case SlotAddress(batch.id, part, index):
+            return batch.parts[part].slots[index]
+
+
+@given(PUTS)
+def test_every_address_resolves_to_its_content(puts):
+    draft = Draft("space")
+    placed = []
+    for size, scope, seed in puts:
+        content = Content("bytes", bytes([seed]) * size)
+        placed.append((draft.put(content, scope=scope), content, scope))
+    draft.set_ref("all", b"", scope="/a/1", links=tuple(address for address, _, _ in placed))
+    batch = draft.batch()
+    validate_batch(batch)
+    for address, content, scope in placed:
+        assert content_in(batch, address) == content
+        place = parse_address(address)
+        assert isinstance(place, ObjectAddress) == (len(content.data) >= INLINE_LIMIT)
+        if isinstance(place, SlotAddress):
+            assert batch.parts[place.part].scope == scope
+    assert all(content.name == name for name, content in batch.objects.items())
+    scopes = [part.scope for part in batch.parts]
+    assert len(scopes) == len(set(scopes)), "one body a scope, never mixed"
+
+
+def test_large_items_become_objects_and_small_ones_stay_in_the_list():
+    draft = Draft("space")
+    small, large = Content("text", b"s"), Content("text", b"l" * INLINE_LIMIT)
+    slot = draft.put(small, scope="s")
+    draft.append("list", small, large, slot, scope="s", at=0)
+    (append,) = draft.batch().lists
+    assert append.items == (small, "o:" + large.name, slot)
+    assert draft.batch().objects == {large.name: large}
+
+
+def test_everything_is_in_the_batch_in_order():
+    draft = Draft("space", id="batch")
+    event, text = (
+        Event(id="e", kind="k", ts_us=1, scope="s"),
+        Text(collection="c", name="n", scope="s", source=None),
+    )
+    draft.require("a" * 64, "b" * 64)
+    draft.require("a" * 64)
+    draft.event(event)
+    draft.set_ref("r1", b"1", scope="s", expect=ABSENT)
+    draft.delete_ref("r2", scope="s", expect=3)
+    draft.add_to_ref("r3", Add(delta=1), scope="s")
+    draft.fence("lease", 7)
+    draft.text(text)
+    batch = draft.batch()
+    validate_batch(batch)
+    assert (batch.id, batch.space, batch.requires) == ("batch", "space", ("a" * 64, "b" * 64))
+    assert [(change.name, change.change, change.expect) for change in batch.refs] == [
+        ("r1", Set(value=b"1"), ABSENT),
+        ("r2", Delete(), 3),
+        ("r3", Add(delta=1), "any"),
+    ]
+    assert (batch.events, batch.fences, batch.texts) == ((event,), (Fence(lease="lease", token=7),), (text,))
+
+
+def test_each_draft_has_its_own_id():
+    assert Draft("space").id != Draft("space").id

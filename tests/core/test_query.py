@@ -6,8 +6,7 @@ import pytest
 
 import treering
 from treering.core.batch import Event
-from treering.core.paging import each_record, each_ref, each_scope, record_pages, ref_pages
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, each_record, each_ref, each_scope, record_pages, ref_pages
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering.core.lists import ListRange, branch_point, locate
-from treering.core.records import ListInfo
+from treering.core.records import ListInfo, ListRange, branch_point, locate
 
 
 @st.composite
