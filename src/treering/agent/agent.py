@@ -106,9 +106,10 @@ class Agent(Closing):
         """Continue a thread with a prompt; without one, finish a run that was interrupted.
 
         Tool calls that have no result yet are made first. The thread is saved at the end, when a person has
-        to decide, and when the run fails; with ``checkpoint_after_tool_call`` also after every model reply
-        that calls tools and after every tool result. The prompt is saved with the first reply: a run that got
-        none is not stored and can be repeated. ``metadata`` is added to every checkpoint of the run.
+        to decide, and when the run fails or is stopped; with ``checkpoint_after_tool_call`` also after every
+        model reply that calls tools and after every tool result. The prompt is saved with the first reply: a
+        run that got none is not stored and can be repeated. ``metadata`` is added to every checkpoint of the
+        run.
         """
         return _last_result(
             self.stream(
@@ -129,7 +130,9 @@ class Agent(Closing):
     ) -> Iterator[AgentEvent]:
         """Run as `generate` does, and yield events as they happen; the last one has the result.
 
-        The run advances only while it is iterated over; a run that is abandoned stops where it is.
+        The run advances only while it is iterated over. Closing the iterator stops it: complete replies and
+        tool results are saved, and a run without a prompt continues there. With
+        ``checkpoint_after_tool_call``, an event about a reply or a result is yielded after that was saved.
         """
         return drive(self._run(thread_id, prompt, checkpoint_after_tool_call, metadata))
 

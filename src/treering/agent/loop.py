@@ -18,6 +18,10 @@ and receives the result, or the error is thrown into it; it yields an `AgentEven
 two drivers (`drive`, `drive_async`) know whether they wait or await, so sync and async models, tools,
 middleware and savers can be mixed. **Invariant:** no running event loop is ever blocked. Under asyncio, the
 sync functions of a run are called in a thread of the run's own, so runs never wait for each other.
+
+**Invariant:** whoever stops a run (closes the stream, cancels the task, presses Ctrl-C) loses no reply and no
+tool result that was complete. An event about something that is saved is yielded after the save, and a driver
+that is stopped throws `Stopped` into the steps, which then save what is left.
 """
 
 from __future__ import annotations
@@ -84,6 +88,10 @@ OnError = Literal["tell", "raise"]
 LoopSteps = Generator[Call | AgentEvent, Any, Any]
 
 
+class Stopped(BaseException):
+    """Thrown into the steps of a run by its driver when the caller wants no more of it."""
+
+
 class CheckpointWarning(UserWarning):
     """An automatic checkpoint could not be saved; the run continues without it."""
 
@@ -137,7 +145,9 @@ class AgentRun:
         self._checkpoint: Any = None
         self._loaded_count = 0
         self._iterations = 0
+        self._has_progress = False
         self._has_unsaved = False
+        self._outcome = "stopped"
 
     def steps(self) -> Steps:
         """Yield the steps of the whole run, for a driver."""
@@ -146,16 +156,16 @@ class AgentRun:
         try:
             interrupt = yield from self._work()
         except Exception as error:
-            if self._has_unsaved:
-                yield from self._save("failed")
+            if self._has_progress:
+                yield from self._save_and_yield("failed")
             self._recorder.end(error)
             raise
-        except GeneratorExit:  # the caller stopped iterating
-            self._recorder.end(status="stopped")
+        except Stopped:
+            if self._has_unsaved:
+                yield from self._save("stopped")
             raise
-        if interrupt is None:
-            yield from self._save("done")
-        self._recorder.end(status="ok" if interrupt is None else "interrupted")
+        finally:
+            self._recorder.end(status=self._outcome)
         result = Result(
             run_id=self._id,
             text=next(filter(None, map(answer_of, reversed(self._new()))), None) or "",
@@ -203,8 +213,6 @@ class AgentRun:
             self._iterations += 1
             if not pending_calls(self._messages):
                 return None
-            if self._checkpoint_after_tool_call:
-                yield from self._save("running")
             interrupt = yield from self._run_tools()
             if interrupt is not None:
                 return interrupt
@@ -230,21 +238,27 @@ class AgentRun:
                 shown = shown if changed is None else list(changed)
         self._recorder.start_model()
         reply = yield Call(self._config.model, (list(shown), list(self._config.tools.values())))
+        texts: list[str] = []
         if is_stream(reply):
             messages = read_reply((yield from self._read_stream(reply)))
         else:
             messages = read_reply(reply)
-            for text in filter(None, map(text_of, messages)):
-                yield AgentEvent(kind="text", text=text)
+            texts = [text for text in map(text_of, messages) if text]
         self._recorder.end_model(messages)
         for each in reversed(self._config.middleware):
             if isinstance(each, AfterModel):
                 changed = yield Call(each.after_model, (list(messages), context))
                 messages = messages if changed is None else list(changed)
-        self._messages += messages
-        self._has_unsaved = True
-        for message in messages:
-            yield AgentEvent(kind="message", message=message)
+        self._add(messages)
+        events = [AgentEvent(kind="text", text=text) for text in texts]
+        events += [AgentEvent(kind="message", message=message) for message in messages]
+        if not pending_calls(self._messages):
+            self._outcome = "ok"
+            yield from self._save_and_yield("done", *events)
+        elif self._checkpoint_after_tool_call:
+            yield from self._save_and_yield("running", *events)
+        else:
+            yield from events
 
     def _read_stream(self, reply: Any) -> LoopSteps:
         self.stream = stream = open_stream(reply)
@@ -273,12 +287,17 @@ class AgentRun:
             except _CallRefused as refused:
                 text, is_error = str(refused), True
             message = result_message(call, text, is_error=is_error)
-            self._messages.append(message)
-            self._has_unsaved = True
-            yield AgentEvent(kind="tool_result", call=call, message=message, text=text, is_error=is_error)
+            self._add([message])
+            event = AgentEvent(kind="tool_result", call=call, message=message, text=text, is_error=is_error)
             if self._checkpoint_after_tool_call:
-                yield from self._save("running")
+                yield from self._save_and_yield("running", event)
+            else:
+                yield event
         return None
+
+    def _add(self, messages: list[Message]) -> None:
+        self._messages += messages
+        self._has_progress = self._has_unsaved = True
 
     def _check_call(self, call: ToolCall, context: Context) -> Tool:
         tool = self._config.tools.get(call.name)
@@ -325,7 +344,8 @@ class AgentRun:
             raise InvalidInput(
                 f"tool {call.name!r} needs approval, which needs a checkpointer=: the thread waits in it"
             )
-        yield from self._save("interrupted", pending)
+        self._outcome = "interrupted"
+        yield from self._save_and_yield("interrupted", pending=pending)
         yield AgentEvent(kind="interrupt", call=call, interrupt=pending)
         return pending
 
@@ -341,8 +361,8 @@ class AgentRun:
             edited = dict(cast("Mapping[str, Any]", decision["payload"]))
             call = msgspec.structs.replace(call, arguments=edited)
             context = self._context(call)
-        self._budgets.spend(call.name)
         yield AgentEvent(kind="tool_call", call=call)
+        self._budgets.spend(call.name)
         make = apply_middleware(tool.caller(context), context, self._config.middleware)
         self._recorder.start_tool(call)
         try:
@@ -363,6 +383,13 @@ class AgentRun:
             state=self._state,
             call=call,
         )
+
+    def _save_and_yield(self, status: str, *events: AgentEvent, pending: Any = None) -> LoopSteps:
+        """Save a checkpoint, then yield events about what is in it, and the checkpoint's own."""
+        yield from self._save(status, pending)
+        yield from events
+        if self._checkpoint is not None:
+            yield AgentEvent(kind="checkpoint", checkpoint=self._checkpoint)
 
     def _save(self, status: str, pending: Any = None) -> LoopSteps:
         """Save an automatic checkpoint. A failure is reported, and the run continues.
@@ -397,7 +424,7 @@ class AgentRun:
             yield from self._conversation.report(error, self._id)
             return
         if self._checkpoint is not None:
-            yield AgentEvent(kind="checkpoint", checkpoint=self._checkpoint)
+            self._has_unsaved = False
         elif pending is not None:
             raise Conflict(
                 f"a hook vetoed the checkpoint with the pending interrupt of thread {self._thread_id!r}; "
@@ -649,59 +676,93 @@ class Drivable(Protocol):
 
 def drive(run: Drivable) -> Iterator[AgentEvent]:
     """Run the steps, waiting for each."""
-    steps = run.steps()
-    answer: Any = None
-    error: Exception | None = None
+    progress = _Progress(run)
     try:
-        while True:
+        while (step := progress.next_step()) is not None:
             try:
-                step = steps.send(answer) if error is None else steps.throw(error)
-            except StopIteration:
-                return
-            answer = error = None
-            if isinstance(step, AgentEvent):
-                yield step
-                continue
-            try:
-                answer = call_and_wait(step.function, *step.args)
-            except StopIteration as stopped:
-                error = _wrap_stop_iteration(step.function, stopped)
+                if isinstance(step, AgentEvent):
+                    yield step
+                else:
+                    progress.answer = call_and_wait(step.function, *step.args)
+            except StopIteration as raised:
+                progress.error = _wrap_stop_iteration(getattr(step, "function", step), raised)
             except Exception as raised:  # noqa: BLE001 - the loop decides what an error means
-                error = raised
+                progress.error = raised
+            except BaseException as raised:  # noqa: BLE001 - raised again after the last save
+                progress.stop(raised)
     finally:
-        steps.close()
+        progress.close()
         if run.stream is not None:
             call_and_wait(_close, run.stream)
 
 
 async def drive_async(run: Drivable) -> AsyncIterator[AgentEvent]:
     """Run the steps, awaiting each."""
-    steps = run.steps()
-    worker = WorkerThread()
-    answer: Any = None
-    error: Exception | None = None
+    progress = _Progress(run)
+    worker = saver = WorkerThread()
     try:
-        while True:
+        while (step := progress.next_step()) is not None:
             try:
-                step = steps.send(answer) if error is None else steps.throw(error)
-            except StopIteration:
-                return
-            answer = error = None
-            if isinstance(step, AgentEvent):
-                yield step
-                continue
-            try:
-                result = worker.awaited(step.function, *step.args)
-                answer = await (_await_shielded(result) if step.shielded else result)
+                if isinstance(step, AgentEvent):
+                    yield step
+                elif step.shielded:
+                    progress.answer = await _await_shielded(
+                        saver.awaited(step.function, *step.args), progress
+                    )
+                else:
+                    progress.answer = await worker.awaited(step.function, *step.args)
             except Exception as raised:  # noqa: BLE001 - the loop decides what an error means
-                error = raised
+                progress.error = raised
+            except BaseException as raised:  # noqa: BLE001 - raised again after the last save
+                progress.stop(raised)
+                if not worker.is_idle:  # a sync tool cannot be cancelled; the last save does not wait for it
+                    saver = WorkerThread()
     finally:
-        steps.close()
+        progress.close()
         try:
             if run.stream is not None:
                 await worker.close_stream(run.stream)
         finally:
             worker.close()
+            saver.close()
+
+
+class _Progress:
+    """Where a run is: the answer to its last step, or the error, or why the caller wants no more of it."""
+
+    def __init__(self, run: Drivable) -> None:
+        self._steps = run.steps()
+        self.answer: Any = None
+        self.error: BaseException | None = None
+        self.stopped: BaseException | None = None
+        self._is_told = False
+
+    def next_step(self) -> Call | AgentEvent | None:
+        """Return the next step, ``None`` at the end. A run that was stopped has no more events."""
+        while True:
+            try:
+                answer, error, self.answer, self.error = self.answer, self.error, None, None
+                step = self._steps.send(answer) if error is None else self._steps.throw(error)
+            except (StopIteration, Stopped):
+                if self.stopped is not None:
+                    raise self.stopped from None
+                return None
+            if self.stopped is None:
+                return step
+            if not self._is_told:
+                self._is_told, self.error = True, Stopped()
+            elif isinstance(step, Call):
+                return step
+
+    def stop(self, why: BaseException) -> None:
+        """Stop in the step that was interrupted; if that was the last save, at once."""
+        if self.stopped is not None:
+            raise why
+        self.stopped, self.error, self._is_told = why, Stopped(), True
+
+    def close(self) -> None:
+        """Close the steps."""
+        self._steps.close()
 
 
 def open_stream(reply: Any) -> Any:
@@ -720,6 +781,11 @@ class WorkerThread:
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
         self._last: Future[Any] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no function is being called."""
+        return self._last is None or self._last.done()
 
     async def awaited(self, function: Callable[..., Any], *args: Any) -> Any:
         """Return the result of a function that may be sync or async.
@@ -741,7 +807,7 @@ class WorkerThread:
             if inspect.isawaitable(result):
                 await result
             return
-        is_idle = self._last is None or self._last.done()
+        is_idle = self.is_idle
         closing = self._submit(_close, stream)
         if is_idle:
             await asyncio.wrap_future(closing)
@@ -761,17 +827,14 @@ class WorkerThread:
         return self._last
 
 
-async def _await_shielded(result: Coroutine[Any, Any, Any]) -> Any:
+async def _await_shielded(result: Coroutine[Any, Any, Any], progress: _Progress) -> Any:
+    """Return the result even if the caller is cancelled; the run stops after it then."""
     task = asyncio.ensure_future(result)
-    cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError as error:
-            cancelled = cancelled or error
-    if cancelled is not None:
-        task.exception()  # retrieved, so that asyncio does not log it
-        raise cancelled
+            progress.stopped = progress.stopped or error
     return task.result()
 
 
@@ -798,7 +861,7 @@ def _run_with_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., Any]
         raise _wrap_stop_iteration(function, stopped) from stopped
 
 
-def _wrap_stop_iteration(function: Callable[..., Any], stopped: StopIteration) -> RuntimeError:
+def _wrap_stop_iteration(function: Any, stopped: StopIteration) -> RuntimeError:
     # A StopIteration would end the generator of the steps, and asyncio cannot carry one at all.
     error = RuntimeError(f"{getattr(function, '__qualname__', function)} raised StopIteration")
     error.__cause__ = stopped
