@@ -214,12 +214,12 @@ class TestShow:
         start = lines.index("messages (7)") + 1
         assert [line.strip() for line in lines[start:]] == [
             "0 message    only text",
-            '1 ai         → search({"q":"x"})',
+            '1 assistant  → search({"q":"x"})',
             '2 assistant  → find({"q":1})',
             "3 assistant  → ls({})",
-            "4 user       a",
+            "4 tool       a",
             "b",
-            '5 tool       {"parts":[1]}',
+            "5 tool       [1]",
             "6 message    17",
         ]
 

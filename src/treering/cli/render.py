@@ -1,17 +1,13 @@
-"""How messages, values and checkpoints read on a terminal, and how they look as JSON.
-
-Frameworks spell messages in their own ways. What most of them share is known here (a role or type, a content
-that is text or a list of blocks, tool calls beside it); anything else is shown as the JSON that it is.
-"""
+"""Render messages, values and checkpoints for a terminal and as JSON."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from treering.cli.console import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from treering.threads.checkpoint_record import CheckpointRecord
     from treering.threads.directory import ThreadInfo
@@ -45,26 +41,17 @@ def pasteable(verb: str, thread: ThreadInfo, *words: str) -> str:
 
 def speaker(message: Any) -> str:
     """Return who wrote a message."""
-    if isinstance(message, dict):
-        fields = cast("dict[str, Any]", message)
-        for key in ("role", "type", "kind"):
-            if isinstance(fields.get(key), str):
-                return clean(fields[key])
-    return "message"
+    from treering.runs.messages import read_message
+
+    found = read_message(message)
+    return clean(found.role if found.name is None or found.role == "tool" else f"{found.role} {found.name}")
 
 
 def words(message: Any) -> str:
-    """Return the text of a message, with its tool calls."""
-    if isinstance(message, str):
-        return clean(message)
-    if not isinstance(message, dict):
-        return clean(as_json(message))
-    fields = cast("dict[str, Any]", message)
-    said = [_content(fields["content"])] if fields.get("content") else []
-    said += [_call(each) for each in _items(fields.get("tool_calls"))]
-    if not said:
-        said = [as_json({key: value for key, value in fields.items() if key not in ("role", "type")})]
-    return clean("\n".join(said))
+    """Return what a message says: its text, tool calls, results and attachments."""
+    from treering.runs.messages import message_text, read_message
+
+    return clean(message_text(read_message(message)))
 
 
 def one_line(text: str, limit: int = _LINE) -> str:
@@ -113,46 +100,6 @@ def message_count(checkpoint: CheckpointRecord) -> int:
 
     stretch = checkpoint.lists.get(MESSAGES)
     return 0 if stretch is None else stretch.length
-
-
-def _content(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    blocks = _items(content)
-    return "\n".join(map(_block, blocks)) if blocks else as_json(content)
-
-
-def _block(block: Any) -> str:
-    if isinstance(block, dict):
-        fields = cast("dict[str, Any]", block)
-        for key in ("text", "thinking"):
-            if isinstance(fields.get(key), str):
-                return fields[key]
-        if fields.get("type") in ("tool_use", "tool_call", "tool-call"):
-            return _call(fields)
-        if fields.get("content") and fields.get("type") in ("tool_result", "tool-result"):
-            return _content(fields["content"])
-    return block if isinstance(block, str) else as_json(block)
-
-
-def _call(call: Any) -> str:
-    if not isinstance(call, dict):
-        return as_json(call)
-    fields = cast("dict[str, Any]", call)
-    function: dict[str, Any] = (
-        cast("dict[str, Any]", fields["function"]) if _is_dict(fields.get("function")) else fields
-    )
-    name = function.get("name") or function.get("tool_name") or function.get("toolName")
-    given: Any = next((function[key] for key in ("arguments", "args", "input") if key in function), "")
-    return f"→ {name}({given if isinstance(given, str) else as_json(given)})"
-
-
-def _items(value: Any) -> Sequence[Any]:
-    return cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else ()
-
-
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, dict)
 
 
 def _common(one: str, other: str) -> int:
