@@ -17,7 +17,7 @@ from treering.core.batch import Draft
 from treering.core.ids import check_id
 from treering.errors import RefMoved
 from treering.store import Store
-from treering.threads.checkpoint_record import ListPrefix
+from treering.threads.checkpoint import ListPrefix
 
 ids = st.text(st.characters(), max_size=300) | st.text("ab/%~25FE\n", max_size=12)
 

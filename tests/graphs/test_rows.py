@@ -10,7 +10,7 @@ import treering
 from treering.core.query import EventQuery
 from treering.errors import Corrupt
 from treering.graphs.rows import GRAPH, lengthened, shortened
-from treering.threads.checkpoint_record import KIND, read_checkpoint
+from treering.threads.checkpoint import KIND, read_checkpoint
 
 names = st.sampled_from(["messages", "branch:to:agent", "files", "a", "1", "0", ""])
 versions = st.integers(0, 3) | st.booleans() | st.none() | st.sampled_from(["1", "00000.5", ""])

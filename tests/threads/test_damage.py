@@ -7,7 +7,7 @@ import pytest
 import treering
 from tests.threads.sample_threads import damage, sample_thread, say, steps
 from treering.errors import Corrupt, NotFound
-from treering.threads.checkpoint_record import ListPrefix
+from treering.threads.checkpoint import ListPrefix
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import treering
 from treering.core.clock import SystemClock
 from treering.errors import Conflict, InvalidInput, NotFound
-from treering.threads.checkpoint_record import new_checkpoint_id
+from treering.threads.checkpoint import new_checkpoint_id
 from treering.threads.diff import json_patch
 from treering.threads.thread import ThreadMoved
 

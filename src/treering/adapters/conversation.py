@@ -23,10 +23,9 @@ from treering.core.ids import check_id, thread_scope
 from treering.core.query import Erasure, check_may_erase
 from treering.errors import Conflict, Corrupt, InvalidInput, NotFound
 from treering.store import Store
-from treering.threads import lists as lists_module
-from treering.threads.checkpoint import Checkpoint
-from treering.threads.checkpoint_record import (
+from treering.threads.checkpoint import (
     MESSAGES,
+    Checkpoint,
     CheckpointRecord,
     ListPrefix,
     StateValue,
@@ -34,13 +33,21 @@ from treering.threads.checkpoint_record import (
     created_at_us,
     new_checkpoint_id,
     read_checkpoint,
+    read_list,
     read_state,
 )
 from treering.threads.directory import ThreadInfo
-from treering.threads.history import Journal, head_ref, read_head
+from treering.threads.history import Journal
 from treering.threads.hooks import CheckpointEvent, SaveRequest
-from treering.threads.lists import ListChange, behind
-from treering.threads.writer import CheckpointWriter, HeadState, NewCheckpoint
+from treering.threads.writer import (
+    CheckpointWriter,
+    HeadState,
+    ListChange,
+    NewCheckpoint,
+    behind,
+    head_ref,
+    read_head,
+)
 
 _LONGEST: Final = 400
 _LONGEST_PART: Final = 120
@@ -95,7 +102,7 @@ class ConversationThread:
         """Return the messages of a list prefix, or only the last ones."""
         if prefix is None or last == 0:
             return []
-        return lists_module.read(self._engine, self._space, prefix, last=last)
+        return read_list(self._engine, self._space, prefix, last=last)
 
     def save(
         self,

@@ -9,7 +9,7 @@ from treering.cli.console import clean
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from treering.threads.checkpoint_record import CheckpointRecord
+    from treering.threads.checkpoint import CheckpointRecord
     from treering.threads.directory import ThreadInfo
 
 _LINE: Final = 72
@@ -96,7 +96,7 @@ def summary(checkpoint: CheckpointRecord) -> dict[str, Any]:
 
 def message_count(checkpoint: CheckpointRecord) -> int:
     """Return how many messages the conversation has at a checkpoint."""
-    from treering.threads.checkpoint_record import MESSAGES
+    from treering.threads.checkpoint import MESSAGES
 
     stretch = checkpoint.lists.get(MESSAGES)
     return 0 if stretch is None else stretch.length

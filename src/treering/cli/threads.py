@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
     from treering.store import Store
-    from treering.threads.checkpoint import Checkpoint
-    from treering.threads.checkpoint_record import CheckpointRecord
+    from treering.threads.checkpoint import Checkpoint, CheckpointRecord
     from treering.threads.diff import Difference
     from treering.threads.directory import Finder, ThreadInfo
     from treering.threads.thread import Thread

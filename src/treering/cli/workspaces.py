@@ -265,7 +265,7 @@ def _latest(store: Store) -> str:
     """Return the newest snapshot of the store, on its own or of a checkpoint."""
     from treering.core.query import EventQuery, each_record
     from treering.errors import NotFound
-    from treering.threads.checkpoint_record import KIND, read_checkpoint
+    from treering.threads.checkpoint import KIND, read_checkpoint
 
     newest = next(store.workspace.snapshots(last=1), None)
     query = EventQuery(

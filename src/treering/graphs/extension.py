@@ -1,4 +1,4 @@
-"""What graphs register with threads (see `threads.checkpoint_record`).
+"""What graphs register with threads (see `threads.checkpoint`).
 
 A step's row holds the framework's fields in their compact form. A fork of a step needs the rows of the thread
 that it comes from: what its tasks wrote, where its subgraphs are, and the earlier steps that its delta
@@ -21,12 +21,12 @@ from treering.core.query import each_ref
 from treering.graphs.graph import WRITES, Graphs, graph_head
 from treering.graphs.rows import lengthened, shortened
 from treering.graphs.step import GRAPH, Step, graph_key, key_of, subgraph_refs
-from treering.threads.checkpoint_record import register
+from treering.threads.checkpoint import register
 
 if TYPE_CHECKING:
     from treering.core.batch import Draft
     from treering.core.engine import Engine
-    from treering.threads.checkpoint_record import CheckpointRecord
+    from treering.threads.checkpoint import CheckpointRecord
 
 
 class GraphExtension:

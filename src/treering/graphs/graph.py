@@ -29,15 +29,16 @@ from treering.graphs.step import (
     step_id,
     writes_key,
 )
-from treering.threads.checkpoint_record import FORKED_FROM, KIND, by_id, read_checkpoint
-from treering.threads.history import REWIND, encode_head
+from treering.threads.checkpoint import FORKED_FROM, KIND, by_id, read_checkpoint
+from treering.threads.history import REWIND
+from treering.threads.writer import encode_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from treering.core.engine import Engine
     from treering.core.records import Record, Ref
-    from treering.threads.checkpoint_record import CheckpointRecord
+    from treering.threads.checkpoint import CheckpointRecord
 
 WRITES: Final = "writes"
 """The kind of the events that hold what tasks wrote."""

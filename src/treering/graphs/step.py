@@ -23,15 +23,15 @@ from treering.core.ids import MAX_ID_CHARS, namespace_prefix, thread_scope
 from treering.core.query import EventQuery
 from treering.core.retention import DeltaStep
 from treering.graphs.rows import GRAPH, RowStart
-from treering.threads.checkpoint_record import FORKED_FROM, KIND, PREFIX, read_checkpoint
-from treering.threads.history import head_ref
+from treering.threads.checkpoint import FORKED_FROM, KIND, PREFIX, read_checkpoint
+from treering.threads.writer import head_ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from treering.core.engine import Engine
     from treering.core.records import Record
-    from treering.threads.checkpoint_record import CheckpointRecord
+    from treering.threads.checkpoint import CheckpointRecord
 
 
 _HEADS: Final = "graph/"

@@ -22,21 +22,27 @@ from treering.core.encoding import encode_json
 from treering.core.ids import thread_scope
 from treering.core.query import EventQuery, each_record
 from treering.errors import Conflict, NotFound, RefMoved
-from treering.threads.checkpoint_record import (
+from treering.threads.checkpoint import (
     CheckpointRecord,
     ListPrefix,
     by_id,
     read_checkpoint,
     read_state,
 )
-from treering.threads.history import REWIND, Journal, head_ref, read_head
-from treering.threads.lists import ListChange, encode_items
-from treering.threads.writer import CheckpointWriter, NewCheckpoint
+from treering.threads.history import REWIND, Journal
+from treering.threads.writer import (
+    CheckpointWriter,
+    ListChange,
+    NewCheckpoint,
+    encode_items,
+    head_ref,
+    read_head,
+)
 
 if TYPE_CHECKING:
     from treering.core.records import Ref
     from treering.store import Store
-    from treering.threads.checkpoint_record import StateValue
+    from treering.threads.checkpoint import StateValue
 
 _CHECKPOINTS_A_COMMIT: Final = 200
 _BYTES_A_COMMIT: Final = 4_000_000

@@ -54,7 +54,7 @@ from treering.importers.jsonl_format import (
     raw_value,
     write_line,
 )
-from treering.threads.checkpoint_record import KIND, CheckpointRecord, ListPrefix, Value, read_checkpoint
+from treering.threads.checkpoint import KIND, CheckpointRecord, ListPrefix, Value, read_checkpoint
 from treering.threads.history import REWIND, Journal
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from treering.core.records import ListInfo, Record
     from treering.importers.registry import Progress
     from treering.store import Store
-    from treering.threads.checkpoint_record import StateValue
+    from treering.threads.checkpoint import StateValue
     from treering.threads.directory import ThreadInfo
 
 
@@ -332,7 +332,7 @@ class _Export:
         return self._recent.get(checkpoint_id) or self._fetched(checkpoint_id)
 
     def _fetched(self, checkpoint_id: str) -> CheckpointRecord:
-        from treering.threads.checkpoint_record import by_id
+        from treering.threads.checkpoint import by_id
 
         (record,) = self._engine.scan(self._space, by_id(checkpoint_id), limit=1).records
         return read_checkpoint(self._engine, self._space, record)

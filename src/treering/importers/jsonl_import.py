@@ -48,7 +48,7 @@ from treering.importers.jsonl_format import (
 )
 from treering.importers.registry import FileReport, ImportReport, Progress
 from treering.store import Store
-from treering.threads.checkpoint_record import KIND, created_at_us
+from treering.threads.checkpoint import KIND, created_at_us
 from treering.threads.history import REWIND
 
 _MAX_INDEX: Final = 100_000

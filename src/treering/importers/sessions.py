@@ -26,7 +26,7 @@ from treering.importers.history_writer import HistoryWriter, ImportedCheckpoint,
 from treering.importers.recording import BatchRecorder, SessionRecorder, decode_line
 from treering.importers.registry import FileReport, ImportReport, Spent, Tally
 from treering.runs.run import Run
-from treering.threads.checkpoint_record import PREFIX
+from treering.threads.checkpoint import PREFIX
 
 if TYPE_CHECKING:
     from treering.core.batch import Draft, Usage

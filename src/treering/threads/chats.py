@@ -24,9 +24,10 @@ from treering.core.ids import Scope, check_id, file_name, namespace_prefix, thre
 from treering.core.query import Erasure, EventQuery, each_ref
 from treering.errors import Corrupt, RefMoved, TreeringError
 from treering.threads.chat_ids import ChatId, chat_id_of, parse_thread_id
-from treering.threads.history import CHAT_DELETED, LEDGER, head_ref, heads_prefix
+from treering.threads.history import CHAT_DELETED, LEDGER
 from treering.threads.thread import Thread
 from treering.threads.transcripts import LineFile, LogEntry, ThreadLog
+from treering.threads.writer import head_ref, heads_prefix
 
 if TYPE_CHECKING:
     from treering.core.clock import Clock

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from treering.threads.checkpoint_record import MESSAGES
-from treering.threads.lists import common_length, fingerprint
+from treering.threads.checkpoint import MESSAGES
+from treering.threads.head import common_length, fingerprint
 from treering.workspaces.diff import FileChange
 
 if TYPE_CHECKING:

@@ -17,9 +17,10 @@ from treering.core.clock import DAY_US, day_of, to_iso
 from treering.core.ids import time_of
 from treering.core.query import EventQuery, each_record, each_ref
 from treering.errors import InvalidInput, NotFound
-from treering.threads.checkpoint_record import KIND, PREFIX, CheckpointRecord, read_checkpoint
-from treering.threads.history import HEADS, Journal, find_position, head_ref, heads_prefix, read_head
+from treering.threads.checkpoint import KIND, PREFIX, CheckpointRecord, read_checkpoint
+from treering.threads.history import Journal, find_position
 from treering.threads.hooks import check_text
+from treering.threads.writer import HEADS, head_ref, heads_prefix, read_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

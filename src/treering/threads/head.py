@@ -3,33 +3,49 @@
 A save is checked against the version of the head that was last seen (see `writer`). **Invariant:** what is
 remembered here changes only after the commit that makes it true, and one object saves one checkpoint at a
 time, from however many threads it is used.
+
+Callers may give whole lists. A `Channel` finds what they have in common with the last save: it remembers a
+fingerprint of every item that was saved. Fingerprints tell ``1`` from ``True`` and notice an item that was
+changed in place.
 """
 
 from __future__ import annotations
 
+import marshal
+from dataclasses import dataclass
 from itertools import takewhile
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import structs
 
 from treering.core.batch import Event
 from treering.core.content import object_address
-from treering.core.encoding import encode_json
+from treering.core.encoding import encode, encode_json
 from treering.core.ids import MAX_ID_CHARS, thread_scope
 from treering.errors import Conflict, Corrupt, InvalidInput, NotFound, RefMoved
-from treering.threads.checkpoint_record import (
+from treering.threads.checkpoint import (
     FORKED_FROM,
     MESSAGES,
     PREFIX,
     CheckpointRecord,
+    ListPrefix,
     new_checkpoint_id,
+    read_list,
     registered,
 )
-from treering.threads.history import REWIND, Journal, find_position, head_ref, read_head
-from treering.threads.lists import Channel, First
-from treering.threads.writer import CheckpointWriter, HeadState, NewCheckpoint
+from treering.threads.history import REWIND, Journal, find_position
+from treering.threads.writer import (
+    CheckpointWriter,
+    HeadState,
+    ListChange,
+    NewCheckpoint,
+    behind,
+    encode_items,
+    head_ref,
+    read_head,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +55,6 @@ if TYPE_CHECKING:
     from treering.core.clock import Clock
     from treering.core.engine import Engine
     from treering.threads.hooks import SaveRequest
-    from treering.threads.lists import ListChange
     from treering.workspaces.snapshot import StagedSnapshot
 
 
@@ -330,3 +345,96 @@ class Head:
             f"the head of thread {self._thread_id!r} is checkpoint {checkpoint_id!r}, which is not stored; "
             "run verify, then restore it from a backup"
         )
+
+
+_COMPARED_AS_TEXT: Final = frozenset({bool, float, int, type(None)})
+
+if TYPE_CHECKING:
+
+    def _type_of(_value: object, /) -> type[object]: ...
+else:
+    _type_of = type  # under a name that keeps the checker from narrowing Any to something less known
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first ``count`` items that a channel holds, in place of the items themselves."""
+
+    count: int
+
+
+@dataclass(slots=True)
+class Channel:
+    """A list channel as it was last saved, and a fingerprint of each item (``None``: not read yet)."""
+
+    prefix: ListPrefix | None
+    fingerprints: list[int] | None = None
+
+    def append(self, items: Sequence[Any]) -> tuple[ListChange, list[int] | None]:
+        """Put items behind what the channel holds, which is neither read nor compared.
+
+        Returns the change, and the fingerprints of all items after it.
+        """
+        known = self.fingerprints
+        if known is not None and self.prefix is not None:
+            del known[self.prefix.length :]  # left by a save that failed
+            known.extend(_fingerprints(items))
+        return behind(self.prefix, items), known
+
+    def replace(self, engine: Engine, space: str, items: Sequence[Any]) -> tuple[ListChange, list[int]]:
+        """Make the channel hold exactly ``items``; what it begins with already is not written again."""
+        fingerprints = _fingerprints(items)
+        if self.prefix is None:
+            return behind(None, items), fingerprints
+        known = self.fingerprints
+        if known is None:
+            known = [fingerprint(item) for item in read_list(engine, space, self.prefix)]
+        del known[self.prefix.length :]
+        keep = common_length(known, fingerprints)
+        return ListChange(self.prefix, keep, encode_items(items[keep:])), fingerprints
+
+    def shorten(self, prefix: ListPrefix, count: int) -> tuple[ListChange, list[int] | None]:
+        """Keep only the first ``count`` items of ``prefix``, which the channel holds."""
+        known = None if self.fingerprints is None else self.fingerprints[:count]
+        return ListChange(prefix, min(count, prefix.length)), known
+
+
+def fingerprint(value: Any) -> int:
+    """Return a hash of a value as it is now, types and all; valid within this process only, never stored.
+
+    Python caches the hash of a str, so comparing a conversation again costs a pass over its structure, not
+    over its text.
+    """
+    kind = _type_of(value)
+    if kind is str:
+        return hash(value)
+    if kind is dict:
+        return hash((kind, *value, *map(type, value), *map(fingerprint, value.values())))
+    if kind is list:
+        return hash((kind, *map(fingerprint, value)))
+    if kind in _COMPARED_AS_TEXT:  # hash(-1) == hash(-2), and hash(1) == hash(True)
+        return hash((kind, repr(value)))
+    try:
+        return hash(marshal.dumps(value, 2))
+    except ValueError:
+        return hash(encode(value, keep_order=True).data)
+
+
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many fingerprints both begin with."""
+    if one == other[: len(one)]:
+        return len(one)
+    same = 0
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            break
+        same += 1
+    return same
+
+
+def _fingerprints(items: Sequence[Any]) -> list[int]:
+    try:
+        return [*map(fingerprint, items)]
+    except RecursionError:
+        encode_items(items)  # raises the error that names what is nested too deeply
+        raise

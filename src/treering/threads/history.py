@@ -19,11 +19,11 @@ import msgspec
 
 from treering.core.clock import day_of, from_datetime
 from treering.core.encoding import decode, decode_json
-from treering.core.ids import MAINTENANCE_SCOPE, Scope, namespace_prefix, thread_scope
+from treering.core.ids import MAINTENANCE_SCOPE, Scope, thread_scope
 from treering.core.query import EventQuery, each_record, record_pages, ref_pages
 from treering.core.records import Problem
 from treering.errors import Corrupt, InvalidInput, NotFound
-from treering.threads.checkpoint_record import (
+from treering.threads.checkpoint import (
     KIND,
     PREFIX,
     CheckpointRecord,
@@ -31,14 +31,14 @@ from treering.threads.checkpoint_record import (
     created_at_us,
     read_checkpoint,
 )
+from treering.threads.writer import HEADS, read_head
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
     from treering.core.engine import Engine
-    from treering.core.records import Record, Ref
+    from treering.core.records import Record
 
-HEADS: Final = "thread/"
 REWIND: Final = "rewind"
 DELETED: Final = "thread.deleted"
 CLEANED: Final = "thread.cleaned"
@@ -60,51 +60,6 @@ _LAST_PAGE: Final = 1000
 _IDS_PER_QUERY: Final = 400
 _MAX_STEP_DIGITS: Final = 15
 """Steps have 53 bits, so a longer number is not a step."""
-
-
-def head_ref(thread_id: str, namespace: str) -> str:
-    """Return the name of the ref that is a thread's head; two threads never share one."""
-    return heads_prefix(namespace) + thread_id
-
-
-def heads_prefix(namespace: str) -> str:
-    """Return what the heads of a namespace, and of no other, start with."""
-    return HEADS + namespace_prefix(namespace)
-
-
-class HeadValue(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the ref of a head holds, as JSON: its checkpoint, and what a list of threads shows.
-
-    Retention finds the checkpoint that a head holds by the key ``checkpoint``.
-    """
-
-    checkpoint: str
-    first_us: int
-    """When the thread was first saved."""
-    step: int
-    thread: str
-    namespace: str = ""
-
-
-_encode_head: Final = msgspec.json.Encoder().encode
-_decode_head: Final = msgspec.json.Decoder(HeadValue).decode
-
-
-def encode_head(checkpoint: CheckpointRecord, first_us: int) -> bytes:
-    """Return what the head of a thread holds when it is at this checkpoint."""
-    return _encode_head(
-        HeadValue(checkpoint.id, first_us, checkpoint.step, checkpoint.thread, checkpoint.namespace)
-    )
-
-
-def read_head(ref: Ref) -> HeadValue:
-    """Return what a head holds. Raise `Corrupt` if it cannot be read."""
-    try:
-        return _decode_head(ref.value)
-    except msgspec.DecodeError as error:
-        raise Corrupt(
-            f"the head {ref.name!r} cannot be read ({error}); run `treering verify`, restore from a backup"
-        ) from None
 
 
 def find_position(

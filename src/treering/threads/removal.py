@@ -15,7 +15,7 @@ import msgspec
 from treering.core.batch import Draft, Event
 from treering.core.encoding import encode_json
 from treering.core.query import Erasure, EventQuery, each_record
-from treering.threads.checkpoint_record import KIND, anchor, read_checkpoint, registered
+from treering.threads.checkpoint import KIND, anchor, read_checkpoint, registered
 from treering.threads.history import CLEANED, DELETED, LEDGER, REWIND
 
 if TYPE_CHECKING:

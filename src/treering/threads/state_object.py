@@ -16,7 +16,7 @@ import msgspec
 
 from treering.core.encoding import encode
 from treering.errors import InvalidInput, Unencodable
-from treering.threads.checkpoint_record import MESSAGES
+from treering.threads.checkpoint import MESSAGES
 
 if TYPE_CHECKING:
     from treering.threads.checkpoint import Checkpoint

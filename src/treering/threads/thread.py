@@ -26,9 +26,8 @@ from treering.errors import Conflict, InvalidInput, NotFound
 from treering.limits.tool_budgets import Budgets, Counters
 from treering.threads import removal
 from treering.threads.chat_ids import ChatId, TaskId, parse_thread_id
-from treering.threads.checkpoint import Checkpoint, belongs_to
-from treering.threads.checkpoint_record import MESSAGES, CheckpointRecord
-from treering.threads.head import Head, ThreadMoved
+from treering.threads.checkpoint import MESSAGES, Checkpoint, CheckpointRecord, belongs_to
+from treering.threads.head import First, Head, ThreadMoved
 from treering.threads.hooks import (
     CheckpointEvent,
     check_choice,
@@ -38,7 +37,6 @@ from treering.threads.hooks import (
     check_tags,
     save_request,
 )
-from treering.threads.lists import First
 from treering.threads.removal import Cleaned
 from treering.threads.state_object import capture, set_attributes
 

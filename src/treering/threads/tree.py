@@ -16,7 +16,7 @@ from treering.core.encoding import decode_json
 from treering.core.ids import thread_scope
 from treering.core.query import EventQuery, each_record
 from treering.errors import NotFound
-from treering.threads.checkpoint_record import KIND, CheckpointRecord, read_checkpoint
+from treering.threads.checkpoint import KIND, CheckpointRecord, read_checkpoint
 from treering.threads.directory import ThreadInfo, list_threads
 from treering.threads.history import REWIND, Journal
 

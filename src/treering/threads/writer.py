@@ -22,10 +22,13 @@ importers          given                 n items of the parent's     once, after
 head by compare-and-swap, in one batch. A caller that puts more into a batch (several checkpoints, the writes
 of a task) fills it itself with `put` and `put_head` and hands the function that does so to `commit`.
 
-Items go behind the tail of their list. Where something follows there already (another writer, or a rewind
-before), the engine refuses the batch with `ListMoved`; it is then filled again with child lists that share
-the common prefix. **Invariant:** a checkpoint, what is new in it, the head and whatever the caller added are
-stored together or not at all.
+A `ListChange` says what a list channel holds next: the first items of an existing list, then new ones. Only
+the new ones are written, behind the tail of the list. Where something follows there already (another writer,
+or a rewind before), the engine refuses the batch with `ListMoved`; it is then filled again with child lists
+that share the common prefix. A list that became shorter writes nothing at all.
+
+**Invariant:** a checkpoint, what is new in it, the head and whatever the caller added are stored together or
+not at all.
 """
 
 from __future__ import annotations
@@ -34,31 +37,84 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import msgspec
 from msgspec import structs
 
 from treering.core.batch import ABSENT, Draft
-from treering.core.ids import thread_scope
-from treering.errors import ListMoved
-from treering.threads.checkpoint_record import (
+from treering.core.encoding import encode
+from treering.core.ids import namespace_prefix, new_id, thread_scope
+from treering.core.records import MAX_LIST_DEPTH, branch_point
+from treering.errors import Corrupt, ListMoved
+from treering.threads.checkpoint import (
     MESSAGES,
+    CheckpointRecord,
     EncodedMetadata,
+    ListPrefix,
+    incomplete_list,
     registered,
     write_checkpoint,
     write_state,
 )
-from treering.threads.history import encode_head, head_ref
-from treering.threads.lists import write_list
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from treering.core.batch import Expect, Receipt
+    from treering.core.content import Address, Content
     from treering.core.engine import Engine
-    from treering.threads.checkpoint_record import CheckpointRecord, ListPrefix, StateValue
-    from treering.threads.lists import ListChange
+    from treering.core.records import Ref
+    from treering.threads.checkpoint import StateValue
 
 T = TypeVar("T")
 
 _ATTEMPTS: Final = 3
 """The first appends to the lists, the others branch off from them."""
+HEADS: Final = "thread/"
+
+
+def head_ref(thread_id: str, namespace: str) -> str:
+    """Return the name of the ref that is a thread's head; two threads never share one."""
+    return heads_prefix(namespace) + thread_id
+
+
+def heads_prefix(namespace: str) -> str:
+    """Return what the heads of a namespace, and of no other, start with."""
+    return HEADS + namespace_prefix(namespace)
+
+
+class HeadValue(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the ref of a head holds, as JSON: its checkpoint, and what a list of threads shows.
+
+    Retention finds the checkpoint that a head holds by the key ``checkpoint``.
+    """
+
+    checkpoint: str
+    first_us: int
+    """When the thread was first saved."""
+    step: int
+    thread: str
+    namespace: str = ""
+
+
+_encode_head: Final = msgspec.json.Encoder().encode
+_decode_head: Final = msgspec.json.Decoder(HeadValue).decode
+
+
+def encode_head(checkpoint: CheckpointRecord, first_us: int) -> bytes:
+    """Return what the head of a thread holds when it is at this checkpoint."""
+    return _encode_head(
+        HeadValue(checkpoint.id, first_us, checkpoint.step, checkpoint.thread, checkpoint.namespace)
+    )
+
+
+def read_head(ref: Ref) -> HeadValue:
+    """Return what a head holds. Raise `Corrupt` if it cannot be read."""
+    try:
+        return _decode_head(ref.value)
+    except msgspec.DecodeError as error:
+        raise Corrupt(
+            f"the head {ref.name!r} cannot be read ({error}); run `treering verify`, restore from a backup"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,3 +263,59 @@ def _state(
         version=receipt.versions[head_ref(record.thread, record.namespace)],
         first_us=_first_us(record, seen, first_us),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ListChange:
+    """What a list channel holds next: the first ``keep`` items of ``base``, then ``contents``.
+
+    Without a ``base`` a list of its own begins, named ``list_id`` if that is given. An item is content, or
+    the address of content that is stored already or comes with the same batch. ``branch`` says that something
+    is known to follow the end of ``base`` already.
+    """
+
+    base: ListPrefix | None = None
+    keep: int = 0
+    contents: Sequence[Content | Address] = ()
+    list_id: str | None = None
+    branch: bool = False
+
+
+def behind(prefix: ListPrefix | None, items: Sequence[Any]) -> ListChange:
+    """Return the change that puts items behind a prefix (into a list of their own, without one)."""
+    return ListChange(prefix, 0 if prefix is None else prefix.length, encode_items(items))
+
+
+def encode_items(items: Sequence[Any]) -> list[Content]:
+    """Encode the items of a list, each as a content of its own."""
+    return [encode(item, keep_order=True) for item in items]
+
+
+def write_list(
+    draft: Draft, engine: Engine, change: ListChange, *, scope: str, append: bool = True
+) -> ListPrefix:
+    """Add what is new in a list to the batch, and return what its channel holds then.
+
+    ``append`` lets items go behind the list's tail; the commit raises `ListMoved` if something follows there
+    already. Without it they go into a child list.
+    """
+    base, keep, contents = change.base, change.keep, change.contents
+    if base is not None and not contents:
+        return base if keep == base.length else ListPrefix(base.list, keep)
+    if base is not None and keep == base.length and append and not change.branch:
+        draft.append(base.list, *contents, scope=scope, at=keep)
+        return ListPrefix(base.list, keep + len(contents))
+    list_id = change.list_id or new_id()
+    if base is None or keep == 0:
+        draft.append(list_id, *contents, scope=scope, at=0)
+        return ListPrefix(list_id, len(contents))
+    lineage = engine.lineage(draft.space, base.list)
+    if not lineage:
+        raise incomplete_list(base, "it is not stored")
+    parent = branch_point(lineage, keep)
+    if parent.depth >= MAX_LIST_DEPTH:
+        prefix = engine.read_list(draft.space, base.list, 0, keep)
+        draft.append(list_id, *prefix, *contents, scope=scope, at=0)
+    else:
+        draft.append(list_id, *contents, scope=scope, at=keep, parent=parent.list)
+    return ListPrefix(list_id, keep + len(contents))

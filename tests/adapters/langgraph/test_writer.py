@@ -22,7 +22,7 @@ from treering.adapters.langgraph.task_writes import parse_place
 from treering.core.query import EventQuery, each_record
 from treering.errors import StoreFull
 from treering.graphs.graph import EMBEDDED_FORM, GRAPH, PREFIX_FORMS, Graphs
-from treering.threads.checkpoint_record import KIND, Value, read_checkpoint
+from treering.threads.checkpoint import KIND, Value, read_checkpoint
 
 ANSWER = AIMessage("an answer", id="a")
 TURNS = 12

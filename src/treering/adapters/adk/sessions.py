@@ -30,8 +30,7 @@ from treering.core.encoding import decode, decode_json, encode, encode_json
 from treering.core.ids import Scope, namespace_prefix
 from treering.errors import Busy, NotFound, RefMoved
 from treering.store import Store
-from treering.threads.checkpoint import Checkpoint
-from treering.threads.checkpoint_record import CheckpointRecord, ListPrefix
+from treering.threads.checkpoint import Checkpoint, CheckpointRecord, ListPrefix
 from treering.threads.writer import HeadState
 
 _ATTEMPTS: Final = 50

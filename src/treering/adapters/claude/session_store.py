@@ -22,8 +22,7 @@ from treering.adapters.shared import Opened, SerialExecutor, StoreOrUrl, checked
 from treering.bridge import Bridge
 from treering.errors import InvalidInput, MissingExtra
 from treering.sync_async import Closing
-from treering.threads.checkpoint import Checkpoint
-from treering.threads.checkpoint_record import MESSAGES, ListPrefix, StateValue
+from treering.threads.checkpoint import MESSAGES, Checkpoint, ListPrefix, StateValue
 from treering.threads.directory import ThreadInfo
 from treering.threads.thread import Thread, ThreadMoved
 

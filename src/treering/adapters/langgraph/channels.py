@@ -51,8 +51,8 @@ from treering.core.content import INLINE_LIMIT
 from treering.core.encoding import codecs
 from treering.core.ids import new_id
 from treering.errors import Corrupt, NotFound
-from treering.threads.checkpoint_record import ListPrefix
-from treering.threads.lists import ListChange
+from treering.threads.checkpoint import ListPrefix
+from treering.threads.writer import ListChange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from treering.core.content import Content
     from treering.core.engine import Engine
     from treering.graphs.graph import Step
-    from treering.threads.checkpoint_record import StateValue
+    from treering.threads.checkpoint import StateValue
 
 # Keys under which a checkpoint's row says more about its channels.
 INLINE: Final = "values"

@@ -29,7 +29,7 @@ from treering.adapters.shared import thread_name
 from treering.errors import Corrupt
 from treering.graphs.graph import Graphs
 from treering.graphs.step import GraphHead, GraphKey, Step, Written, key_of, metadata_of, step_id, writes_key
-from treering.threads.checkpoint_record import read_state
+from treering.threads.checkpoint import read_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -22,7 +22,7 @@ from treering.core.query import Erasure, EventQuery, check_may_erase, each_recor
 from treering.errors import Conflict, InvalidInput
 from treering.graphs.graph import EMBEDDED_FORM, PREFIX_FORMS, WRITES, Graphs, graph_head
 from treering.graphs.step import GRAPH, GraphKey, Step, copied_id, step_id, writes_key
-from treering.threads.checkpoint_record import (
+from treering.threads.checkpoint import (
     FORKED_FROM,
     KIND,
     CheckpointRecord,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.core.records import Record
     from treering.store import Store
-    from treering.threads.checkpoint_record import StateValue
+    from treering.threads.checkpoint import StateValue
 
 _PER_ERASURE: Final = 5000
 _PER_COMMIT: Final = 50

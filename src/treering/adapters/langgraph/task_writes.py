@@ -37,7 +37,7 @@ from treering.core.encoding import decode, encode_json
 from treering.errors import Corrupt, NotFound
 from treering.graphs.graph import EMBEDDED_FORM, PREFIX_FORMS, WRITES
 from treering.graphs.step import writes_key
-from treering.threads.checkpoint_record import MAX_ROW_BYTES
+from treering.threads.checkpoint import MAX_ROW_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from treering.core.batch import Draft
     from treering.core.engine import Engine
     from treering.graphs.step import GraphKey, Written
-    from treering.threads.checkpoint_record import ListPrefix
+    from treering.threads.checkpoint import ListPrefix
 
 ListPosition = tuple[str, int]
 """An item of a list: the list's id, and the position."""

@@ -57,7 +57,7 @@ from treering.graphs.graph import GRAPH, Graphs, Step, graph_head
 from treering.graphs.rows import shortened
 from treering.graphs.step import HIDDEN, GraphKey, step_id
 from treering.threads import checkpoint as checkpoints
-from treering.threads.checkpoint_record import (
+from treering.threads.checkpoint import (
     FORKED_FROM,
     MESSAGES,
     CheckpointRecord,

@@ -23,8 +23,7 @@ from treering.adapters.openai_agents.tracing import TreeringTracingProcessor
 from treering.adapters.shared import Opened, SerialExecutor, StoreOrUrl, is_plain, thread_name
 from treering.errors import InvalidInput, MissingExtra
 from treering.sync_async import Closing
-from treering.threads.checkpoint import Checkpoint
-from treering.threads.checkpoint_record import MESSAGES
+from treering.threads.checkpoint import MESSAGES, Checkpoint
 from treering.threads.thread import ThreadMoved
 
 try:

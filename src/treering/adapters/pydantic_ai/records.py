@@ -27,8 +27,14 @@ from treering.core.ids import parse_scope
 from treering.core.query import EventQuery, each_record
 from treering.errors import InvalidInput, NotFound, RefMoved
 from treering.store import Store
-from treering.threads.checkpoint import Checkpoint
-from treering.threads.checkpoint_record import KIND, MESSAGES, CheckpointRecord, ListPrefix, read_checkpoint
+from treering.threads.checkpoint import (
+    KIND,
+    MESSAGES,
+    Checkpoint,
+    CheckpointRecord,
+    ListPrefix,
+    read_checkpoint,
+)
 from treering.threads.writer import HeadState
 
 STATE: Final = "pydantic_ai"

@@ -40,8 +40,8 @@ from treering.core.retention import Keep, RetentionEntry, select
 from treering.core.storage import KeyValueStore
 from treering.errors import InvalidInput, NotFound, TreeringError
 from treering.sync_async import call, refuse_to_block
-from treering.threads.checkpoint_record import created_at_us, new_checkpoint_id
-from treering.threads.lists import fingerprint
+from treering.threads.checkpoint import created_at_us, new_checkpoint_id
+from treering.threads.head import fingerprint
 
 _METHODS: Final = ("get", "set", "delete", "list")
 _LOCKS: Final = 64

@@ -43,7 +43,7 @@ from treering.core.ids import new_id
 from treering.core.storage import KeyValueStore
 from treering.errors import Corrupt, NotFound
 from treering.sync_async import call
-from treering.threads.checkpoint_record import PREFIX
+from treering.threads.checkpoint import PREFIX
 
 MARKER: Final = "marker"
 

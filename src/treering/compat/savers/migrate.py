@@ -23,7 +23,7 @@ from treering.compat.savers.saver import Saver
 from treering.core.ids import check_id
 from treering.errors import Conflict, Corrupt, InvalidInput, TreeringError
 from treering.sync_async import call
-from treering.threads.checkpoint_record import PREFIX, created_at_us
+from treering.threads.checkpoint import PREFIX, created_at_us
 
 Transform = Callable[[Checkpoint], Any]
 """Returns a checkpoint, a dict of its fields, or ``None`` to leave it out; may be ``async``."""

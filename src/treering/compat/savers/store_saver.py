@@ -38,8 +38,8 @@ from treering.core.retention import Keep, RetentionEntry, select
 from treering.errors import Conflict, InvalidInput, NotFound, TreeringError
 from treering.maintenance.forget import record_audit_event
 from treering.store import Store
+from treering.threads.checkpoint import KIND, MESSAGES, created_at_us, read_checkpoint
 from treering.threads.checkpoint import Checkpoint as ThreadCheckpoint
-from treering.threads.checkpoint_record import KIND, MESSAGES, created_at_us, read_checkpoint
 from treering.threads.directory import thread_info
 from treering.threads.head import Adopted, Head, ThreadMoved
 from treering.threads.history import Journal

@@ -11,8 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from treering.core.clock import to_iso
 from treering.errors import InvalidInput, NotFound
 from treering.server.endpoints import OK, Call, Empty, endpoint
-from treering.threads.checkpoint import Checkpoint
-from treering.threads.checkpoint_record import CheckpointRecord
+from treering.threads.checkpoint import Checkpoint, CheckpointRecord
 from treering.threads.diff import Difference
 from treering.threads.directory import ThreadInfo, thread_info
 from treering.threads.thread import Thread

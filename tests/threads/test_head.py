@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treering.core.encoding import encode
-from treering.threads.lists import fingerprint
+from treering.threads.head import fingerprint
 
 LEAVES = (
     st.none()
