@@ -51,6 +51,7 @@ from treering.runs.follow import LiveEvent
 from treering.runs.listing import LegacyRuns, RunPage, Runs
 from treering.runs.otlp.ingest import Ingest
 from treering.runs.performance import Performance, PerformanceBy, PerformanceReport
+from treering.runs.recorder import Recorder
 from treering.runs.replay import ReplayStep
 from treering.runs.run import Run, RunInfo
 from treering.runs.search import SearchResult
@@ -209,6 +210,11 @@ class AsyncStore:
     def tool(self, name: str | Callable[..., Any] | None = None) -> Callable[..., Any]:
         """Async twin of `Store.tool`."""
         return self._store.tool(name)
+
+    @property
+    def recorder(self) -> Recorder:
+        """Async twin of `Store.recorder`."""
+        return self._store.recorder
 
     async def flush(self) -> None:
         """Async twin of `Store.flush`."""
@@ -904,9 +910,9 @@ class AsyncRuns:
         async for each in self._bridge.iterate(self._runs.replay, run_id, speed=speed):
             yield each
 
-    async def mark_crashed(self, *, newest: int | None = None) -> list[RunInfo]:
+    async def mark_crashed(self, *, newest: int | None = None, dry_run: bool = False) -> list[RunInfo]:
         """Async twin of `Runs.mark_crashed`."""
-        return await self._bridge.call(self._runs.mark_crashed, newest=newest)
+        return await self._bridge.call(self._runs.mark_crashed, newest=newest, dry_run=dry_run)
 
     def __repr__(self) -> str:
         return async_repr(self._runs)

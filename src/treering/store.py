@@ -244,7 +244,7 @@ class Store:
         if isinstance(tags, str):
             raise InvalidInput(f"tags is the string {tags!r}; pass a list of tags")
         return Run(
-            self._recording(),
+            self.recorder,
             self._clock,
             agent=agent,
             thread=thread_id,
@@ -274,6 +274,17 @@ class Store:
         from treering.runs.recorder import record_calls
 
         return record_calls(name, kind="tool", new_run=None)
+
+    @property
+    def recorder(self) -> Recorder:
+        """The recorder of this process: the queue of what is recorded, and its sign of life."""
+        from treering.limits.budgets import Guard
+        from treering.runs.recorder import Recorder
+
+        if self._recorder is None:
+            self._recorder = Recorder(self._engine, self._space)
+            self._guard = Guard(self._engine, self._space, self._recorder, clock=self._clock)
+        return self._recorder
 
     def flush(self) -> None:
         """Wait until everything recorded so far is durable."""
@@ -514,15 +525,6 @@ class Store:
                 "create the batch with store.draft()"
             )
         return whole
-
-    def _recording(self) -> Recorder:
-        from treering.limits.budgets import Guard
-        from treering.runs.recorder import Recorder
-
-        if self._recorder is None:
-            self._recorder = Recorder(self._engine, self._space)
-            self._guard = Guard(self._engine, self._space, self._recorder, clock=self._clock)
-        return self._recorder
 
     def _budgets_changed(self) -> None:
         if self._guard is not None:

@@ -86,8 +86,8 @@ def test_a_project_that_fails_keeps_no_other_one_waiting(store, monkeypatch, fai
 
 def dies(store, run):
     """As if the process of a run were gone."""
-    lease = f"recorder/{run.info.recorder}"
-    held = store.engine.claim(store.space, lease, holder=run.info.recorder, seconds=60)
+    lease = f"recorder/{run.info.recorders[0]}"
+    held = store.engine.claim(store.space, lease, holder=run.info.recorders[0], seconds=60)
     store.engine.release(held)
 
 

@@ -1,4 +1,5 @@
 import base64
+from contextlib import suppress
 
 import pytest
 
@@ -87,13 +88,41 @@ def test_lists_spans_once_and_fetches_their_content(client, run):
                 ("message", "message", "user"),
                 ("span", "tool", None),
                 ("message", "message", "assistant"),
-                ("run", "run", None),
             ],
         )
     )
     (tool,) = [each for each in page["records"] if each["kind"] == "span"]
     content = client.get(f"/runs/{run.id}/spans/{tool['id']}").json()
     assert (content["input"], content["output"]) == ({"q": "refunds"}, ["page 1"])
+
+
+def test_events_and_errors_are_counted_in_the_same_way_everywhere(client, store):
+    with suppress(RuntimeError), store.run(agent="planner") as run, run.span("planner") as planner:
+        store.flush()  # it is announced: it has a row for its start as well
+        planner.message("user", "Where is my refund?")
+        with planner.tool("good"):
+            pass
+        with planner.tool("bad"):
+            raise RuntimeError("the tool is gone")  # the tool, the agent and the run fail
+    store.flush()
+    counts = lambda told: (told["events"], told["errors"])  # noqa: E731
+    line = client.get(f"/runs/{run.id}").json()
+    assert counts(line) == (4, 2)
+    assert counts(client.get("/runs").json()["runs"][0]) == (4, 2)
+    assert len(client.get(f"/runs/{run.id}/spans").json()["records"]) == 4
+    assert counts(client.get("/cost?by=kind").json()["total"]) == (4, 2)
+    assert counts(client.get("/cost?by=run").json()["parts"][0]) == (4, 2)
+    failed = client.get(f"/runs/{run.id}/timeline?status=error").json()["events"]
+    assert [each["type"] for each in failed if each["type"] in ("agent.span.end", "tool.result")] == [
+        "tool.result",
+        "agent.span.end",
+    ]
+    assert client.get(f"/performance?by=kind&run={run.id}").json()["total"]["errors"] == 2
+    assert client.get("/performance?by=run").json()["total"]["errors"] == 1  # one run, which failed
+    compared = store.runs.compare(run.id, run.id).runs[0]
+    assert (compared.step_count, compared.errors, compared.cost.events) == (4, 2, 4)
+    (agent,) = store.runs.compare_agents("planner").agents
+    assert (agent.steps, agent.errors, agent.runs, agent.failed_runs) == (4, 2, 1, 1)
 
 
 def test_timeline_and_cost_have_the_shapes_of_the_seed(client, run):

@@ -325,10 +325,9 @@ def check_commit_times(store: Store) -> Iterator[Finding]:
 
 
 def check_runs(store: Store) -> Iterator[Finding]:
-    """Find runs whose process died: the lease of their recorder has expired."""
-    newest = list(islice(store.runs.each(), _RUNS))
-    crashed = [each for each in newest if each.status == "crashed" and each.ended_at_us is None]
-    running = sum(each.status == "running" for each in newest)
+    """Find runs whose process died, or that went quiet, and of which that is not written down."""
+    crashed = store.runs.mark_crashed(newest=_RUNS, dry_run=True)
+    running = sum(each.status == "running" for each in islice(store.runs.each(), _RUNS))
     if crashed:
         yield Finding(
             what="runs",

@@ -57,7 +57,7 @@ def runs(
     agent: AgentOption = None,
     status: Annotated[
         str | None,
-        typer.Option(metavar="STATUS", help="Filter by status (ok, error, running, crashed)."),
+        typer.Option(metavar="STATUS", help="Filter by status (ok, error, running, crashed, unfinished)."),
     ] = None,
     tag: Annotated[str | None, typer.Option(metavar="TAG", help="Filter by tag.")] = None,
     last: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Number of runs.")] = 20,

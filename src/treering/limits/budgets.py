@@ -232,7 +232,7 @@ class SharedBudgets:
         since_day, until_day = self._days(budget.every)
         query = SumQuery(
             grain="run" if budget.per == "run" else "thread" if budget.per == "thread" else "day",
-            by=("kind", "currency", "day"),
+            by=("kind", "currency", "kind", "day"),
             key=key if budget.per in ("run", "thread") else None,
             agent=key if budget.per == "agent" else budget.agent,
             since_day=since_day,

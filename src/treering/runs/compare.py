@@ -15,7 +15,7 @@ from treering.core.batch import Usage
 from treering.core.query import EventQuery, SumQuery, day_start_us, record_pages
 from treering.core.text import text_of
 from treering.errors import InvalidInput
-from treering.runs.cost import Cost, Costs
+from treering.runs.cost import Cost, Costs, is_step
 from treering.runs.performance import Percentiles, Performance
 from treering.runs.run import RunInfo
 from treering.runs.span import MESSAGE, SPAN, RunRow, open_id
@@ -135,7 +135,7 @@ def compare_agents(
     is_partial = False
     for agent in agents:
         query = SumQuery(grain="day", by=("kind",), agent=agent, since_day=since_day, until_day=until_day)
-        sums = [each for each in engine.sums(space, query) if _is_step(str(each.group[0]))]
+        sums = [each for each in engine.sums(space, query) if is_step(str(each.group[0]))]
         report = Performance(engine, space).report(
             "run", agent=agent, since_us=_day_us(since_day), until_us=_day_us(until_day, 1)
         )
@@ -156,7 +156,7 @@ def compare_agents(
 
 def _figures(engine: Engine, space: str, info: RunInfo, currency: str | None) -> RunFigures:
     sums = engine.sums(space, SumQuery(grain="run", by=("kind",), key=info.id))
-    steps = {str(each.group[0]).removeprefix(SPAN): each for each in sums if _is_step(str(each.group[0]))}
+    steps = {str(each.group[0]).removeprefix(SPAN): each for each in sums if is_step(str(each.group[0]))}
     costs = Costs(engine, space) if currency is None else Costs(engine, space).in_(currency)
     total = costs.of_run(info.id).total
     return RunFigures(
@@ -165,7 +165,7 @@ def _figures(engine: Engine, space: str, info: RunInfo, currency: str | None) ->
         usage=total.usage,
         duration_us=info.duration_us,
         steps={kind: each.events for kind, each in steps.items()},
-        errors=sum(each.errors for each in steps.values()),
+        errors=total.errors,
         busy_us={kind: each.duration_us for kind, each in steps.items() if kind != MESSAGE},
     )
 
@@ -225,7 +225,7 @@ def _difference(one: _Step | None, other: _Step | None) -> Difference | None:
 
 def _steps(engine: Engine, space: str, run_id: str) -> Iterator[_Step]:
     for records in record_pages(engine, space, EventQuery(run=run_id, order="time"), limit=_PAGE):
-        rows = [RunRow(record) for record in records if _is_step(record.event.kind)]
+        rows = [RunRow(record) for record in records if is_step(record.event.kind)]
         inputs = {row.seq: _input(engine, space, row) for row in rows}
         addresses = dict.fromkeys(
             each for row in rows for each in (inputs[row.seq], row.event.body) if each is not None
@@ -253,10 +253,6 @@ def _input(engine: Engine, space: str, row: RunRow) -> Address | None:
     )
     found = engine.scan(space, query, limit=1).records
     return found[0].event.body if found else None
-
-
-def _is_step(kind: str) -> bool:
-    return kind == MESSAGE or kind.startswith(SPAN)
 
 
 def _day_us(day: int | None, offset: int = 0) -> int | None:

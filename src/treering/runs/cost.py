@@ -2,6 +2,10 @@
 
 Amounts of different currencies are never added: a `Cost` has one sum for each, until `Costs.in_` converts
 them, each amount at the rate of its day. Usage without a price is counted separately, never as free.
+
+What counts as an event and as an error is defined here (`is_event`, `is_step`) for everything that counts:
+an event is a span, a message or another record, once, although a span that was seen running has two rows; an
+error is a span that failed. The run itself is neither: its row only repeats its status.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ from treering.core.ids import thread_key
 from treering.core.query import SumQuery
 from treering.runs.money import check_currency, from_nanos
 from treering.runs.prices import EUR, ExchangeRate, exchange
-from treering.runs.run import run_from_ref, run_not_found, run_ref
+from treering.runs.run import RUN, run_from_ref, run_not_found, run_ref
+from treering.runs.span import MESSAGE, OPEN, SPAN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +37,16 @@ _NO_USAGE: Final = Usage()
 _REFS: Final = 1000
 
 
+def is_event(kind: str) -> bool:
+    """Whether rows of this kind count as events of a run."""
+    return kind != RUN and not kind.startswith(OPEN)
+
+
+def is_step(kind: str) -> bool:
+    """Whether rows of this kind are messages or spans, of which only spans can fail."""
+    return kind == MESSAGE or kind.startswith(SPAN)
+
+
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens and money of one group. ``key`` is its agent, model or day; ``None`` for a total."""
 
@@ -40,7 +55,9 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     nanos: dict[str, int]
     """By currency, in nano-units."""
     events: int = 0
+    """Ended spans, messages and other records."""
     errors: int = 0
+    """Spans that failed."""
     unpriced_tokens: int = 0
     unpriced_events: int = 0
     rates: tuple[ExchangeRate, ...] = ()
@@ -177,9 +194,9 @@ class Costs:
         agent: str | None = None,
         model: str | None = None,
     ) -> dict[str | int, list[Sum]]:
-        dimensions: tuple[Dimension, ...] = (by, "currency")
+        dimensions: tuple[Dimension, ...] = (by, "currency", "kind")
         if self._currency is not None:  # rates are by day
-            dimensions = (by, "currency", "day")
+            dimensions = (by, "currency", "kind", "day")
         query = SumQuery(
             grain=grain,
             by=dimensions,
@@ -205,7 +222,7 @@ class Costs:
 
 
 def cost_of(key: str | int | None, sums: list[Sum], into: str | None) -> Cost:
-    """Return the total of sums, which are grouped by ``key``, currency and, to convert ``into`` one, day."""
+    """Return the total of sums by ``key``, currency, kind and, to convert ``into`` a currency, day."""
     usage = _NO_USAGE
     for each in sums:
         usage = Usage(
@@ -216,8 +233,8 @@ def cost_of(key: str | int | None, sums: list[Sum], into: str | None) -> Cost:
         key=key,
         usage=usage,
         nanos=nanos,
-        events=sum(each.events for each in sums),
-        errors=sum(each.errors for each in sums),
+        events=sum(each.events for each in sums if is_event(str(each.group[2]))),
+        errors=sum(each.errors for each in sums if is_step(str(each.group[2]))),
         unpriced_tokens=sum(each.unpriced_tokens for each in sums),
         unpriced_events=sum(each.unpriced_events for each in sums),
         rates=rates,
@@ -233,7 +250,7 @@ def _add_up(
     for each in sums:
         currency = str(each.group[1])
         if currency:
-            key = (currency, None if into is None else int(each.group[2]))
+            key = (currency, None if into is None else int(each.group[3]))
             spent[key] = spent.get(key, 0) + each.cost_nanos
     nanos: dict[str, int] = {}
     rates: dict[ExchangeRate, None] = {}

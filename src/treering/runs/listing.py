@@ -1,8 +1,14 @@
 """Listing runs and their records, finding runs that crashed, and reading runs that another system holds.
 
-A recorder holds a lease for as long as its process is alive. A run that says it is running while the lease of
-its recorder is free has crashed: reading it says so at once, and `Runs.mark_crashed` and `CrashSweep` write
-it down.
+**Invariant:** no run is ``running`` for ever, whatever way it came in. A run names the recorders of the
+processes that write to it, and a recorder holds a lease for as long as its process is alive. A run that has
+not ended
+
+- is ``crashed`` when the leases of all its recorders are free (the recorder, the services, adapters);
+- is ``unfinished`` when it names none and nothing was stored of it for `QUIET_SECONDS` (OTLP, imports).
+
+It ended with its last sign of life, which is the last thing that it recorded. Reading a run says all this at
+once; `Runs.mark_crashed` and `CrashSweep` write it down. A run that is heard of again is running again.
 
 While a system moves to treering, its old runs are still in the old one. A store with a `LegacyRuns` asks it
 for runs that it does not hold itself.
@@ -11,6 +17,7 @@ for runs that it does not hold itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from importlib import import_module
 from itertools import islice
@@ -20,7 +27,7 @@ import msgspec
 from msgspec import structs
 
 from treering.core.batch import Draft, Usage
-from treering.core.clock import from_datetime
+from treering.core.clock import SECOND_US, from_datetime
 from treering.core.encoding import decode
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound, RefMoved
@@ -30,15 +37,18 @@ from treering.runs.recorder import lease_name
 from treering.runs.replay import ReplayStep, replay
 from treering.runs.run import (
     CRASHED,
+    QUIET_SECONDS,
     RUN,
     RUNNING,
     RUNS,
+    UNFINISHED,
     RunInfo,
     ledger_scope,
     listed_run,
     run_from_ref,
     run_not_found,
     run_ref,
+    write_ref,
     write_state,
 )
 from treering.runs.span import ANNOUNCED, INPUT, RunRow, open_id
@@ -75,7 +85,7 @@ class Runs:
         refs = self._engine.refs(self._space, [run_ref(run_id)])
         if not refs:
             raise run_not_found(run_id)
-        return _LeaseProbe(self._engine, self._space).check(run_from_ref(refs[run_ref(run_id)]))
+        return self._probe().check(refs[run_ref(run_id)])
 
     def in_namespace(self, namespace: str) -> Runs:
         """Return the runs of another namespace."""
@@ -98,7 +108,7 @@ class Runs:
         filters = {"agent": agent, "status": status, "thread": thread}
         filters = {name: value for name, value in filters.items() if value is not None}
         query = EventQuery(scope=ledger_scope(self._namespace), kinds=(RUN,), newest_first=True)
-        probe = _LeaseProbe(self._engine, self._space)
+        probe = self._probe()
         runs: list[RunInfo] = []
         scanned = 0
         while True:
@@ -107,7 +117,7 @@ class Runs:
             scanned += len(listed.records)
             names = [run_ref(listed_run(record.event)) for record in listed.records]
             refs = self._engine.refs(self._space, names)
-            infos = (probe.check(run_from_ref(refs[name])) for name in names if name in refs)
+            infos = (probe.check(refs[name]) for name in names if name in refs)
             runs += [
                 info
                 for info in infos
@@ -160,18 +170,30 @@ class Runs:
         started_at_us = self.get(run_id).started_at_us
         return replay(self._engine, self._space, run_id, started_at_us=started_at_us, speed=speed)
 
-    def mark_crashed(self, *, newest: int | None = None) -> list[RunInfo]:
-        """Write down which runs (of the ``newest`` so many) have crashed, and return them."""
-        probe = _LeaseProbe(self._engine, self._space)
-        crashed = [info for info in islice(self.each(), newest) if info.status == CRASHED]
-        names = [run_ref(info.id) for info in crashed if info.ended_at_us is None]
-        refs = [ref for name in names for ref in self._engine.refs(self._space, [name]).values()]
-        marked = [_mark_if_crashed(self._engine, self._space, ref, probe, self._clock) for ref in refs]
-        return [info for info in marked if info is not None]
+    def mark_crashed(self, *, newest: int | None = None, dry_run: bool = False) -> list[RunInfo]:
+        """Write down which runs (of the ``newest`` so many) have crashed or are unfinished; return them.
+
+        With ``dry_run``, only return them.
+        """
+        probe = self._probe()
+        over = [info for info in islice(self.each(), newest) if info.status in (CRASHED, UNFINISHED)]
+        marked: list[RunInfo] = []
+        for start in range(0, len(over), _SWEEP_PAGE):
+            names = [run_ref(info.id) for info in over[start : start + _SWEEP_PAGE]]
+            for ref in self._engine.refs(self._space, names).values():
+                marked += _mark_if_over(self._engine, self._space, ref, probe, dry_run=dry_run)
+        return marked
+
+    def _probe(self) -> _LifeProbe:
+        return _LifeProbe(self._engine, self._space, self._clock)
 
 
 _PROBE_HOLDER: Final = "probe"
 _PROBE_SECONDS: Final = 5.0
+_LAST_ROWS: Final = 500
+"""How many of a run's rows, the last that started, are looked at for its last sign of life."""
+_MAX_RECORDERS: Final = 8
+"""How many recorders a run names: those that joined it last."""
 _SWEEP_PAGE: Final = 500
 
 
@@ -187,7 +209,7 @@ class CrashSweep:
     def check_next(self, count: int) -> list[RunInfo]:
         """Check the next ``count`` runs, in the order of their ids; return those that are now marked."""
         marked: list[RunInfo] = []
-        probe = _LeaseProbe(self._engine, self._space)
+        probe = _LifeProbe(self._engine, self._space, self._clock)
         while count > 0:
             page = self._engine.scan_refs(self._space, RUNS, after=self._after, limit=min(count, _SWEEP_PAGE))
             if not page:
@@ -195,28 +217,48 @@ class CrashSweep:
                 break
             self._after = page[-1].name
             count -= len(page)
-            found = (_mark_if_crashed(self._engine, self._space, ref, probe, self._clock) for ref in page)
-            marked += [info for info in found if info is not None]
+            for ref in page:
+                marked += _mark_if_over(self._engine, self._space, ref, probe)
         return marked
 
 
-class _LeaseProbe:
-    """Finds out whether recorders are alive, asking once for each; use one for one listing."""
+class _LifeProbe:
+    """Finds out which runs are over, asking once for each recorder; use one for one listing."""
 
-    def __init__(self, engine: Engine, space: str) -> None:
+    def __init__(self, engine: Engine, space: str, clock: Clock) -> None:
         self._engine = engine
         self._space = space
+        self._clock = clock
         self._alive: dict[str, bool] = {}
 
-    def check(self, info: RunInfo) -> RunInfo:
-        """Return the run, as ``crashed`` if it says that it is running and its recorder is dead."""
-        if info.status != RUNNING or info.recorder is None or not self._engine.caps.claim:
+    def check(self, ref: Ref) -> RunInfo:
+        """Return the run at a ref: as it says, or ``crashed`` or ``unfinished`` at its last sign of life."""
+        info = run_from_ref(ref)
+        if info.status != RUNNING:
             return info
-        if info.recorder not in self._alive:
-            self._alive[info.recorder] = self._is_alive(info.recorder)
-        return info if self._alive[info.recorder] else structs.replace(info, status=CRASHED)
+        has_leases = bool(info.recorders) and self._engine.caps.claim
+        if has_leases and any(map(self._is_alive, info.recorders)):
+            return info
+        quiet_us = self._clock.now_us() - round(QUIET_SECONDS * SECOND_US)
+        if not has_leases and ref.changed_at_us > quiet_us:
+            return info
+        query = EventQuery(run=info.id, order="time", newest_first=True)
+        newest = self._engine.scan(self._space, query, limit=_LAST_ROWS).records
+        if not has_leases and any(record.committed_at_us > quiet_us for record in newest):
+            return info
+        ends = [RunRow(record).end_us for record in newest]
+        return structs.replace(
+            info,
+            status=CRASHED if has_leases else UNFINISHED,
+            ended_at_us=max([info.started_at_us, *ends]),
+        )
 
     def _is_alive(self, recorder: str) -> bool:
+        if recorder not in self._alive:
+            self._alive[recorder] = self._is_held(recorder)
+        return self._alive[recorder]
+
+    def _is_held(self, recorder: str) -> bool:
         # All probes share one holder, so that two of them do not take each other for the recorder.
         lease = self._engine.claim(
             self._space, lease_name(recorder), holder=_PROBE_HOLDER, seconds=_PROBE_SECONDS
@@ -227,21 +269,44 @@ class _LeaseProbe:
         return False
 
 
-def _mark_if_crashed(
-    engine: Engine, space: str, ref: Ref, probe: _LeaseProbe, clock: Clock
-) -> RunInfo | None:
-    """Write down that a run crashed and return it; ``None`` if it did not, or if that is known already."""
-    info = probe.check(run_from_ref(ref))
-    if info.status != CRASHED or info.ended_at_us is not None:
-        return None
-    ended = structs.replace(info, ended_at_us=clock.now_us())
-    draft = Draft(space)
-    write_state(draft, ended, expect=ref.version)
-    try:
-        engine.commit(draft.batch())
-    except RefMoved:
-        return None  # another process was faster
-    return ended
+def _mark_if_over(
+    engine: Engine, space: str, ref: Ref, probe: _LifeProbe, *, dry_run: bool = False
+) -> Iterator[RunInfo]:
+    """Write down that a run is over, and yield it; nothing if it is not, or if that is known already."""
+    info = probe.check(ref)
+    if info.status == run_from_ref(ref).status:
+        return
+    if not dry_run:
+        draft = Draft(space)
+        write_state(draft, info, expect=ref.version)
+        try:
+            engine.commit(draft.batch())
+        except RefMoved:
+            return  # another process was faster
+    yield info
+
+
+def join_run(engine: Engine, space: str, ref: Ref, recorder: str) -> Ref:
+    """Add a recorder to a run that has not ended, so that its process keeps the run alive; return the ref.
+
+    A run that was taken for dead is running again.
+    """
+    while True:
+        info = run_from_ref(ref)
+        if info.status not in (RUNNING, CRASHED, UNFINISHED) or (
+            info.status == RUNNING and recorder in info.recorders
+        ):
+            return ref
+        recorders = (*(each for each in info.recorders if each != recorder), recorder)[-_MAX_RECORDERS:]
+        joined = structs.replace(info, status=RUNNING, ended_at_us=None, recorders=recorders)
+        draft = Draft(space)
+        write_ref(draft, joined, expect=ref.version)
+        with suppress(RefMoved):  # another process joins, or ends the run
+            engine.commit(draft.batch())
+        found = engine.refs(space, [ref.name])
+        if ref.name not in found:
+            raise run_not_found(info.id)
+        ref = found[ref.name]
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -288,7 +353,10 @@ class RecordContent(msgspec.Struct, frozen=True, kw_only=True):
 def run_records(
     engine: Engine, space: str, run_id: str, *, first: int = 1000, cursor: str | None = None
 ) -> RecordPage:
-    """Return a page of a run's records. Unlike in a timeline, each span is listed once."""
+    """Return a page of a run's records: its events as `Cost.events` counts them, and running spans.
+
+    Unlike in a timeline, each span is listed once.
+    """
     page = engine.scan(space, EventQuery(run=run_id, order="time"), after=cursor, limit=first)
     rows = [RunRow(record) for record in page.records]
     ended = {row.event.span for row in rows if row.is_span}
@@ -304,7 +372,11 @@ def run_records(
         )
         ended |= {record.event.span for record in engine.scan(space, ends, limit=len(open_rows)).records}
     return RecordPage(
-        records=tuple(_run_record(row) for row in rows if not (row.is_open and row.event.span in ended)),
+        records=tuple(
+            _run_record(row)
+            for row in rows
+            if row.event.kind != RUN and not (row.is_open and row.event.span in ended)
+        ),
         cursor=page.cursor,
     )
 

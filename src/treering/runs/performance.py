@@ -140,17 +140,22 @@ class _Calls:
         self._by: PerformanceBy = by
         self._calls: dict[str, list[_Call]] = {}
         self._spans: dict[str, _Call] = {}
+        self._runs: set[str] = set()
         self._messages: list[tuple[str | None, str | None, int]] = []
         """Messages with usage: parent span, model, output tokens."""
 
     def add(self, event: Event) -> None:
-        """Count one event."""
+        """Count one event; newer ones come first."""
         if event.kind == MESSAGE and event.usage is not None:
             self._messages.append((event.span, event.model, event.usage.output))
             return
         key = _key(event, self._by)
         if key is None:
             return
+        if self._by == "run" and event.run is not None:
+            if event.run in self._runs:
+                return  # it was found crashed, and went on
+            self._runs.add(event.run)
         call = _Call(event.status in _FAILED, event.duration_us, _first_token(event))
         if event.usage is not None:
             call.output = event.usage.output

@@ -6,8 +6,8 @@ up, the agent waits. **Invariant:** everything queued is written before `flush` 
 the process exits normally (including by SIGTERM), or those calls raise the error, which is also warned about
 immediately. Nothing is dropped silently.
 
-The thread also holds a lease for its process. A run names its recorder, so a running run whose recorder's
-lease has expired is known to have crashed.
+The thread also holds a lease for its process. A run names the recorders that write to it, so a running run
+whose recorders' leases have expired is known to have crashed (`treering.runs.listing` has the rule).
 """
 
 from __future__ import annotations
@@ -108,6 +108,14 @@ class Recorder:
         if not self._is_woken:
             self._is_woken = True
             self._wake_up.set()
+
+    def stay_alive(self) -> str:
+        """Hold the lease of this process from now on, also while nothing is queued, and return the id."""
+        if self._lease is None:
+            self._renew_lease()
+        if self._thread is None:
+            self._start_thread()
+        return self.id
 
     def flush(self) -> None:
         """Wait until everything queued before is durable; raise what could not be written."""

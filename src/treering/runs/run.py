@@ -38,6 +38,11 @@ RUNS: Final = "run/"
 """Prefix of the refs that hold the state of runs."""
 RUNNING: Final = "running"
 CRASHED: Final = "crashed"
+"""The status of a run whose processes all died before it ended; see `treering.runs.listing`."""
+UNFINISHED: Final = "unfinished"
+"""The status of a run that no process keeps alive and that went quiet before its end was seen."""
+QUIET_SECONDS: Final = 900.0
+"""A run that no process keeps alive is unfinished when nothing was stored of it for so long."""
 _LISTED: Final = ":listed"
 
 
@@ -51,8 +56,9 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     status: str = RUNNING
     started_at_us: int
     ended_at_us: int | None = None
-    recorder: str | None = None
-    """The recorder that writes it. When its lease has expired before the run ended, the run crashed."""
+    recorders: tuple[str, ...] = ()
+    """The recorders of the processes that write it. When all their leases have expired before the run ended,
+    the run crashed. An import or OTLP has none."""
     project_id: int | None = None
     meta: dict[str, Any] = {}
     tags: tuple[str, ...] = ()
@@ -144,10 +150,15 @@ def write_ref(draft: Draft, info: RunInfo, *, expect: Expect = ANY) -> None:
 
 
 def write_end(draft: Draft, info: RunInfo) -> None:
-    """Write the row of an ended run in its timeline."""
+    """Write the row of an ended run in its timeline. The last one that is written counts.
+
+    That a run was found crashed or unfinished is only concluded, and its own end may still come: that is
+    another row.
+    """
+    is_concluded = info.status in (CRASHED, UNFINISHED)
     draft.event(
         Event(
-            id=info.id,
+            id=f"{info.id}:{info.status}" if is_concluded else info.id,
             kind=RUN,
             ts_us=info.started_at_us,
             scope=info.scope,
@@ -198,7 +209,7 @@ class Run(RunNode):
             thread=thread if thread is None else check_id(thread, "thread id"),
             namespace=check_id(namespace, "namespace") if namespace else "",
             started_at_us=0,
-            recorder=sink.id,
+            recorders=() if sink.id is None else (sink.id,),
             project_id=project_id,
             meta=dict(meta or {}),
             tags=tags,

@@ -31,6 +31,7 @@ from treering.core.ids import Scope, check_id, new_id, time_of
 from treering.core.query import EventQuery
 from treering.errors import Conflict, InvalidInput, NotFound, ReadOnly, TreeringError
 from treering.runs.cost import cost_report
+from treering.runs.listing import join_run
 from treering.runs.money import to_cost
 from treering.runs.prices import EUR
 from treering.runs.run import (
@@ -82,6 +83,7 @@ def create_run(
             agent=agent,
             thread=thread,
             started_at_us=current_session.store.clock.now_us(),
+            recorders=(current_session.store.recorder.stay_alive(),),
             project_id=project_id,
             meta=dict(meta or {}),
         )
@@ -343,14 +345,19 @@ class Session(Closing):
         return self.run_with_version(run_id)[0]
 
     def run_with_version(self, run_id: str) -> tuple[RunInfo, Expect]:
-        """Return a run and the version that its ref must have when it changes."""
+        """Return a run and the version that its ref must have when it changes.
+
+        From now on this process keeps the run alive.
+        """
         if run_id in self._runs:
             return self._runs[run_id]
         name = run_ref(run_id)
-        found = self.store.engine.refs(self.store.space, [name])
+        engine, space = self.store.engine, self.store.space
+        found = engine.refs(space, [name])
         if name not in found:
             raise run_not_found(run_id)
-        return run_from_ref(found[name]), found[name].version
+        ref = join_run(engine, space, found[name], self.store.recorder.stay_alive())
+        return run_from_ref(ref), ref.version
 
     def set_run(self, info: RunInfo, expect: Expect) -> None:
         """Set the new state of a run; it may change again before the commit."""
@@ -517,6 +524,7 @@ def _end(
             f"{span_id!r} is a {_KIND_NAMES[span.kind]}, not a {what}; "
             "save_tool_result ends tool calls, end_span ends spans"
         )
+    session.run(span.run)
     writer = SpanWriter(run=span.run, scope=span.scope, thread=span.thread)
     session.write(
         partial(

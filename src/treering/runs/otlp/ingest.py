@@ -30,7 +30,7 @@ from treering.runs.otlp.decode import (
 )
 from treering.runs.otlp.logs import assign_log_ids, run_of, write_logs
 from treering.runs.otlp.traces import Traces, write_spans
-from treering.runs.run import run_ref
+from treering.runs.run import QUIET_SECONDS, run_ref
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,8 +45,6 @@ GROUP_BYTES: Final = 2 << 20
 """How much goes into one commit; a larger request goes into one of its own."""
 COMMIT_LIMIT: Final = 10_000
 """How many spans and log records go into one commit; a request with more takes several commits."""
-QUIET_SECONDS: Final = 900.0
-"""A run without new spans for so long, whose end was not seen, is marked as unfinished."""
 _CHECK_SECONDS: Final = 30.0
 _IDLE_CHECKS: Final = 40
 """The thread ends after this many checks without a request; the next request starts it again."""

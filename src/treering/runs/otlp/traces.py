@@ -29,6 +29,7 @@ from treering.runs.otlp.decode import STATUS_ERROR
 from treering.runs.prices import CURRENCY
 from treering.runs.run import (
     RUNNING,
+    UNFINISHED,
     RunInfo,
     run_from_ref,
     run_ref,
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
 
 ATTRIBUTES: Final = "attributes"
 """The kind of a row with attributes that did not fit into the row of their span."""
-UNFINISHED: Final = "unfinished"
-"""The status of a run that went quiet before its end was seen."""
 SOURCE: Final = "otlp"
 
 _MAX_CACHED_SPANS: Final = 20_000

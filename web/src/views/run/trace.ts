@@ -107,7 +107,6 @@ export class Trace {
   private merge(records: RunRecord[]): void {
     let changed = false;
     for (const each of records) {
-      if (each.kind === "run") continue; // the run itself, which is the page
       const known = this.byId.get(each.id);
       if (known && (each.is_open || !known.is_open)) continue;
       this.byId.set(each.id, each);
