@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -137,6 +138,26 @@ def test_a_rewind_whose_files_cannot_come_back_moves_nothing(run, work: Path) ->
         head = store.thread("t").head
         assert head is not None
         assert head.step == 1
+
+
+def test_a_rewind_to_damaged_files_moves_nothing(run, work: Path) -> None:
+    (work / "large.bin").write_bytes(random.Random(1).randbytes(3_000_000))
+    with treering.open() as store:
+        thread = store.thread("t")
+        thread.checkpoint([{"content": "one"}], workspace=work)
+        (work / "large.bin").write_bytes(b"later")
+        (work / "report.txt").write_text("later as well")
+        thread.checkpoint([{"content": "one"}, {"content": "two"}], workspace=work)
+    for pack in Path(".treering/blobs").rglob("*.pack"):
+        os.truncate(pack, 1_000_000)
+    before = picture(work)
+    refused = run("rewind", "t", "0", "--files", work, "--delete")
+    assert refused.code == 5
+    assert "pack" in refused.err
+    assert picture(work) == before
+    with treering.open() as store:
+        assert store.thread("t").head.step == 1
+        assert list(store.workspace.snapshots()) == []
 
 
 def test_diff_of_two_snapshots(run, work: Path) -> None:

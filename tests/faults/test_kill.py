@@ -62,6 +62,8 @@ ELSEWHERE = {
     "prune.dropped",
     "restore.file_placed",
     "restore.file_written",
+    "restore.staged",
+    "restore.switched",
 }
 """Failpoints outside of a store, which `tests/workspaces` and `tests/sandbox` cover."""
 

@@ -189,33 +189,32 @@ with treering.open(sys.argv[1]) as store:
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    "point, litters",
-    [
-        ("restore.file_written=kill:2", True),
-        ("restore.file_written=kill:4", True),
-        ("restore.file_placed=kill:1", False),
-        ("restore.file_placed=kill:2", False),
-    ],
-    ids=["in a folder", "in a new folder", "after one file", "after two"],
+    "point",
+    ["file_written=kill:2", "staged=kill", "file_placed=kill:1", "file_placed=kill:3", "switched=kill"],
 )
-def test_a_killed_restore_is_finished_by_the_next(
-    tmp_path: Path, folder: Path, point: str, *, litters: bool
+def test_a_killed_restore_leaves_whole_files_and_is_finished_by_the_next(
+    tmp_path: Path, folder: Path, point: str
 ) -> None:
-    target = tmp_path / "new"
+    target = tmp_path / "target"
     with treering.open(tmp_path / "store") as store:
         snapshot = store.workspace.snapshot(folder)
+        whole = picture(folder)
+        store.workspace.restore(snapshot, target)
+        (target / "README.md").write_text("unsaved")
+        (target / "src" / "main.py").write_text("unsaved as well")
+        (target / "run.sh").unlink()
+        (target / "empty").rmdir()
+        before = picture(target)
         killed = subprocess.run(
             [sys.executable, "-c", RESTORER, str(tmp_path / "store"), snapshot, str(target)],
-            env={**os.environ, failpoints.ENVIRONMENT: point},
+            env={**os.environ, failpoints.ENVIRONMENT: f"restore.{point}"},
             check=False,
             timeout=60,
         )
         assert killed.returncode == -signal.SIGKILL
-        whole = {path: each for path, each in picture(target).items() if each[0] == "file"}
-        litter = {path for path in whole if ".treering-tmp-" in path}
-        assert bool(litter) == litters
-        assert {path: each for path, each in whole.items() if path not in litter}.items() <= (
-            picture(folder).items()
-        )
+        left = {path: each for path, each in picture(target).items() if ".treering-tmp-" not in path}
+        assert left.items() <= before.items() | whole.items()
+        if "placed" not in point:
+            assert left == (whole if "switched" in point else before)
         store.workspace.restore(snapshot, target)
-        assert picture(target) == picture(folder)
+        assert picture(target) == whole

@@ -259,6 +259,36 @@ def test_a_flipped_bit_is_found_and_named(packed: tuple[Path, str, Path], target
     assert all(not path.startswith(".treering") for path in written)
 
 
+def test_a_damaged_snapshot_changes_nothing_in_place(packed: tuple[Path, str, Path], folder: Path) -> None:
+    """Neither files, nor what `latest` means, nor a folder that had to be created."""
+    place, snapshot, pack = packed
+    with treering.open(place) as store:
+        (folder / "README.md").write_text("unsaved")
+        (folder / "f03").unlink()
+        (folder / "extra").write_text("mine")
+        for index in range(10, 30):  # the damage is in one of many files that have to be written
+            (folder / f"f{index}").write_bytes(b"changed")
+        before, listed = picture(folder), list(store.workspace.snapshots())
+        flip(pack, noise(12))
+        for attempt in (
+            lambda: store.workspace.restore(snapshot, folder, delete=True),
+            lambda: store.workspace.restore(snapshot, folder, keep_before=False),
+            lambda: store.workspace.download(snapshot, "", folder, overwrite=True),
+        ):
+            with pytest.raises(Corrupt, match="pack"):
+                attempt()
+            assert picture(folder) == before
+        assert list(store.workspace.snapshots()) == listed
+        new = folder.parent / "new" / "deeper"
+        for attempt in (
+            lambda: store.workspace.restore(snapshot, new),
+            lambda: store.workspace.download(snapshot, ["f*"], new),
+        ):
+            with pytest.raises(Corrupt, match="pack"):
+                attempt()
+            assert not new.parent.exists()
+
+
 def test_a_truncated_pack_is_found(packed: tuple[Path, str, Path], target: Path) -> None:
     place, snapshot, pack = packed
     os.truncate(pack, 500_000)

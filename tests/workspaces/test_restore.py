@@ -16,7 +16,7 @@ from tests.workspaces.pictures import picture
 from treering.core import failpoints
 from treering.errors import Conflict, InvalidInput, NotFound, StoreFull
 from treering.store import Store
-from treering.workspaces import restore
+from treering.workspaces import restore, restore_files
 from treering.workspaces.ignore import TEMPORARY
 from treering.workspaces.restore import stays_inside
 from treering.workspaces.scan import FileProgress
@@ -164,9 +164,7 @@ def test_stale_temporaries_are_removed_without_a_snapshot_as_well(store: Store, 
 
 
 @pytest.mark.parametrize("point", ["restore.file_written", "restore.file_placed"])
-def test_a_failed_restore_leaves_whole_files_and_no_temporaries(
-    store: Store, tmp_path: Path, point: str
-) -> None:
+def test_a_restore_that_fails_halfway_changes_nothing(store: Store, tmp_path: Path, point: str) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     for number in range(150):  # more folders than are held open, and more files than fit into one portion
         folder = source / f"a{number % 7}" / f"b{number}"
@@ -174,21 +172,56 @@ def test_a_failed_restore_leaves_whole_files_and_no_temporaries(
         for name in range(5):
             (folder / f"f{name}").write_text(f"{number} {name}\n" * 30)
         (target / folder.relative_to(source)).mkdir(parents=True)
+        (target / folder.relative_to(source) / "f0").write_text("was there")
+    (source / "new" / "deep").mkdir(parents=True)
+    (source / "new" / "deep").chmod(0o500)
     (source / "a0" / "b0").chmod(0o500)
     (target / "a0" / "b0").chmod(0o500)
+    (target / "a1" / "b1" / "f1").symlink_to("f0")
+    (target / "a2" / "b2" / "f2").mkdir()
+    (target / "a2" / "b2" / "f2" / "inner").write_text("goes")
+    (target / "gone").mkdir()
+    (target / "gone" / "read-only").mkdir(mode=0o500)
+    (target / "mode").write_text("x")
+    (source / "mode").write_text("x")
+    (target / "mode").chmod(0o600)
     snapshot = store.workspace.snapshot(source)
-    whole = picture(source)
+    whole, before = picture(source), picture(target)
     failpoints.arm(point, "raise:ENOSPC:300")
     try:
         with pytest.raises(StoreFull, match="entry 'a"):
-            store.workspace.restore(snapshot, target)
+            store.workspace.restore(snapshot, target, delete=True)
     finally:
         failpoints.disarm(point)
-    left = picture(target)
-    assert left.items() <= whole.items()
-    assert len(left) < len(whole)
-    store.workspace.restore(snapshot, target)
+    assert picture(target) == before
+    store.workspace.restore(snapshot, target, delete=True)
     assert picture(target) == whole
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_switch_that_fails_at_its_end_is_undone(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch, *, exchanges: bool
+) -> None:
+    if not exchanges:
+        monkeypatch.setattr(restore_files, "_renameat2", None)  # as on some file systems
+    snapshot = store.workspace.snapshot(folder)
+    for path in ("src/main.py", "extra/inner", "README.md"):
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text("mine")
+    (folder / "latest").unlink()
+    (folder / "latest").symlink_to("README.md")
+    (folder / "empty").rmdir()
+    (folder / "run.sh").chmod(0o700)
+    before = picture(folder)
+    listed = [each.id for each in store.workspace.snapshots()]
+    failpoints.arm("restore.switched", "raise:EIO")
+    try:
+        with pytest.raises(OSError, match="failpoint"):
+            store.workspace.restore(snapshot, folder, delete=True, keep_before=False)
+    finally:
+        failpoints.disarm("restore.switched")
+    assert picture(folder) == before
+    assert [each.id for each in store.workspace.snapshots()] == listed
 
 
 def test_progress_is_reported_in_order(store: Store, folder: Path, tmp_path: Path) -> None:

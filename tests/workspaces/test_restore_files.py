@@ -34,13 +34,13 @@ LARGE = FileEntry(
 
 
 class Folder:
-    """An existing folder."""
+    """A folder in the staging area."""
 
     path = ""
-    is_new = False
+    existing = -1
 
-    def __init__(self, folder: int) -> None:
-        self.folder = folder
+    def __init__(self, staged: int) -> None:
+        self.staged = staged
         self.cached: dict[str, CachedFile] = {}
         self.stamps: dict[str, FileStamp] = {}
         self.cuts: dict[str, tuple[int, ...]] = {}

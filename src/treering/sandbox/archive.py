@@ -90,8 +90,13 @@ class SandboxArchive:
                 return result
         raise AssertionError("the last try returned or raised")
 
-    def restore(self, root: str, folders: SandboxFolders) -> None:
-        """Restore a sandbox: the workspace becomes what it was, and the settings are written.
+    def restore(
+        self, root: str, folders: SandboxFolders, *, before_switch: Callable[[], None] | None = None
+    ) -> None:
+        """Restore a sandbox: the settings are written, then the workspace becomes what it was.
+
+        ``before_switch`` is called in between, when every object has been read and verified. If it raises, or
+        anything before it, the workspace has not changed.
 
         Links in the settings that could lead out are dropped: treering itself must not follow the links of
         whoever wrote the checkpoint.
@@ -115,6 +120,7 @@ class SandboxArchive:
             Snapshot(self._contents, self._space, workspace.tree),
             folders.workspace,
             commit_before=None,
+            before_switch=before_switch,
             delete=True,
         )
 

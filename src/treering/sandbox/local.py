@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, Literal
@@ -30,6 +31,8 @@ _FOLDERS: Final[dict[str, tuple[str, ...]]] = {
 }
 _ID: Final = re.compile(r"sbx_[0-9a-z]{26}")
 _RECORD: Final = "sandbox.json"
+_DRAFT: Final = "sandbox.json.new"
+_DAY_SECONDS: Final = 86_400
 _SEALS: Final = ("F_SEAL_SEAL", "F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_WRITE")
 _MAX_CREDENTIAL: Final = 4 << 20
 _TREERING_VARIABLES: Final = ("TREERING_API_KEY",)
@@ -75,15 +78,23 @@ class LocalSandbox:
             include=include,
         )
 
+    def publish(self) -> None:
+        """Complete a sandbox that was made ``empty``: from now on it can be found by its id."""
+        (self.folder / _DRAFT).rename(self.folder / _RECORD)
+
     def remove(self) -> None:
         """Remove the sandbox; a workspace of the user stays."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def make_sandbox(
-    profile: AgentProfile, mode: WorkspaceMode, workspace: Path | None, *, is_empty: bool
+    profile: AgentProfile, mode: WorkspaceMode, workspace: Path | None, *, empty: bool = False
 ) -> LocalSandbox:
-    """Create a sandbox. With ``is_empty``, its workspace gets no folders: a checkpoint will bring them."""
+    """Create a sandbox. An ``empty`` one has no folders in its workspace; fill it, then `publish` it.
+
+    Sandboxes that a dead process never published are removed after a day.
+    """
+    _remove_unpublished()
     record = SandboxRecord(
         id=f"sbx_{new_id()}",
         agent=profile.name,
@@ -96,11 +107,19 @@ def make_sandbox(
     made.workspace.mkdir(parents=True, exist_ok=True)
     for folder in profile.settings:
         (made.home / folder).mkdir(parents=True, exist_ok=True)
-    if made.has_own_workspace and not is_empty:
-        for name in _FOLDERS[mode]:
+    (made.folder / _DRAFT).write_bytes(msgspec.json.encode(record))
+    if not empty:
+        for name in _FOLDERS[mode] if made.has_own_workspace else ():
             (made.workspace / name).mkdir()
-    (made.folder / _RECORD).write_bytes(msgspec.json.encode(record))
+        made.publish()
     return made
+
+
+def _remove_unpublished() -> None:
+    for folder in _root().glob("sbx_*"):
+        with contextlib.suppress(OSError):
+            if not (folder / _RECORD).exists() and folder.stat().st_mtime < time.time() - _DAY_SECONDS:
+                shutil.rmtree(folder)
 
 
 def find_sandbox(sandbox_id: str) -> LocalSandbox:

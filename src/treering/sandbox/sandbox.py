@@ -23,6 +23,7 @@ from treering.core.batch import Usage
 from treering.core.clock import SystemClock
 from treering.core.ids import check_space
 from treering.errors import InvalidInput, NotFound, TreeringError
+from treering.sandbox.archive import SandboxFolders
 from treering.sandbox.local import (
     CredentialLinks,
     LocalSandbox,
@@ -150,7 +151,8 @@ class Sandbox:
         Args:
             from_: A checkpoint id, or ``"latest"``. The run starts in a new sandbox with the checkpoint's
                 files, and the checkpoint becomes the parent of the next one. Agent and workspace mode must be
-                those of the checkpoint; the model may differ.
+                those of the checkpoint; the model may differ. The previous sandbox is removed once all files
+                are restored and verified; if that fails, nothing has changed.
             background: Return at once, and take no checkpoint; `wait` returns the result.
         """
         session = self._prepare_session(from_)
@@ -296,33 +298,49 @@ class Sandbox:
         storage = self._checkpoints.require()
         info = storage.find(checkpoint)
         info.check_fits(agent=self._profile.name, workspace_mode=self._mode)
-        if self._session is not None:
-            self.kill()
-        session = self._enter(make_sandbox(self._profile, self._mode, self._workspace, is_empty=True))
-        at = session.at
-        if not at.has_own_workspace and any(at.workspace.iterdir()):
-            self._take_checkpoint(session, f"before the restore of {info.id}")
-        storage.restore(info, at.folders(self._profile, self._exclude, self._include))
-        relocate_sessions(self._profile, at, info.workspace_path)
-        session.link_credentials()
+        at = make_sandbox(self._profile, self._mode, self._workspace, empty=True)
+        try:
+            session = self._new_session(at)
+            folders = at.folders(self._profile, self._exclude, self._include)
+
+            def before_switch() -> None:
+                relocate_sessions(self._profile, at, info.workspace_path)
+                session.link_credentials()
+                if not at.has_own_workspace and any(at.workspace.iterdir()):
+                    files = msgspec.structs.replace(folders, settings=())
+                    self._take_checkpoint(session, f"before the restore of {info.id}", files)
+
+            try:
+                storage.restore(info, folders, before_switch=before_switch)
+                at.publish()
+            except BaseException:
+                session.close()
+                raise
+        except BaseException:
+            at.remove()
+            raise
         session.parent = info.id
+        self.kill()
+        self._session = session
         return session
 
     def _open_session(self) -> SandboxSession:
         if self._session is not None:
             return self._session
         if self._session_id is None:
-            return self._enter(make_sandbox(self._profile, self._mode, self._workspace, is_empty=False))
+            self._session = self._new_session(make_sandbox(self._profile, self._mode, self._workspace))
+            return self._session
         found = find_sandbox(self._session_id)
         if found.record.agent != self._profile.name:
             raise InvalidInput(
                 f"sandbox {found.id} belongs to agent {found.record.agent!r}, not to {self._profile.name!r}; "
                 "pass that agent"
             )
-        return self._enter(found)
+        self._session = self._new_session(found)
+        return self._session
 
-    def _enter(self, at: LocalSandbox) -> SandboxSession:
-        self._session = SandboxSession(
+    def _new_session(self, at: LocalSandbox) -> SandboxSession:
+        return SandboxSession(
             at,
             self._profile,
             prefix=self._prefix,
@@ -330,7 +348,6 @@ class Sandbox:
             model=self._model,
             logs=self._sessions_folder or treering_home() / "sessions",
         )
-        return self._session
 
     def _close_session(self) -> None:
         running, self._running = self._running, None
@@ -421,7 +438,9 @@ class Sandbox:
             warnings.warn(problems[-1], CheckpointWarning, stacklevel=5)
             return None
 
-    def _take_checkpoint(self, session: SandboxSession, comment: str | None) -> CheckpointInfo:
+    def _take_checkpoint(
+        self, session: SandboxSession, comment: str | None, folders: SandboxFolders | None = None
+    ) -> CheckpointInfo:
         metadata = CheckpointMetadata(
             tag=session.tag,
             agent_type=self._profile.name,
@@ -431,7 +450,7 @@ class Sandbox:
             comment=comment,
             workspace_path=str(session.at.workspace),
         )
-        folders = session.at.folders(self._profile, self._exclude, self._include)
+        folders = folders or session.at.folders(self._profile, self._exclude, self._include)
         info = self._checkpoints.require().save(folders, metadata)
         session.parent = info.id
         return info

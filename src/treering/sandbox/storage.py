@@ -35,7 +35,7 @@ from treering.core.retention import Keep, RetentionEntry, select
 from treering.errors import InvalidInput, NotFound
 from treering.workspaces import browse
 from treering.workspaces.restore import download
-from treering.workspaces.snapshot import ensure_folder
+from treering.workspaces.snapshot import target_folder
 
 if TYPE_CHECKING:
     from treering.core.records import Record
@@ -252,9 +252,15 @@ class CheckpointStorage:
             )
         return newest[0]
 
-    def restore(self, info: CheckpointInfo, folders: SandboxFolders) -> None:
-        """Restore the files of a checkpoint; every object is verified against its hash."""
-        self._backend.archive.restore(info.hash, folders)
+    def restore(
+        self,
+        info: CheckpointInfo,
+        folders: SandboxFolders,
+        *,
+        before_switch: Callable[[], None] | None = None,
+    ) -> None:
+        """Restore the files of a checkpoint. The workspace changes only after all of it has been verified."""
+        self._backend.archive.restore(info.hash, folders, before_switch=before_switch)
 
     def ls(
         self, info: CheckpointInfo, path: str = "", *, recursive: bool = False
@@ -272,7 +278,8 @@ class CheckpointStorage:
         """Write some files of a checkpoint into a folder, without restoring it; return their paths."""
         snapshot = self._backend.archive.snapshot(info.hash)
         selected = browse.select(snapshot, files)
-        return download(snapshot, selected, ensure_folder(target).resolve(), overwrite=overwrite)
+        with target_folder(target) as folder:
+            return download(snapshot, selected, folder.resolve(), overwrite=overwrite)
 
     def check(self, info: CheckpointInfo) -> browse.SnapshotCheck:
         """Read and verify every object of a checkpoint; report what cannot be restored."""

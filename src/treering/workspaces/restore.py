@@ -1,21 +1,22 @@
 """Restore a snapshot: make a folder equal to it, touching only what differs.
 
-1. **Scan** the target by the snapshot's own rules, and store it as a snapshot, so that the restore can be
+1. **Scan** the target by the snapshot's own rules, and stage it as a snapshot, so that the restore can be
    undone.
-2. **Plan**: compare the scan with the snapshot, folder by folder; equal folders are not read. Nothing is
-   written here, so every refusal comes before the first change: entries that the snapshot's own rules exclude
-   (a hand-made tree may have them), unsaved files in the way, folders in place of files, too many entries,
-   too deep.
-3. **Apply** the plan below a folder that may be hostile. Every step is relative to a descriptor of the folder
-   it happens in, one name at a time, and follows no link: whatever is swapped in below the target meanwhile,
-   nothing outside of it is written, changed or removed. Folders are opened, created and named here, in the
-   order of the plan; `restore_files` writes the files of several of them together, so a folder is finished
-   some steps after it was opened. A new folder is filled under a temporary name and renamed when its files
-   are complete.
+2. **Plan**: compare the scan with the snapshot, folder by folder; equal folders are not read. Every refusal
+   comes here: entries that the snapshot's own rules exclude (a hand-made tree may have them), unsaved files
+   in the way, folders in place of files, too many entries, too deep.
+3. **Stage** all files, links and new folders in a hidden folder of the target. Their contents are read and
+   verified here, so damage and a full disk are found before anything has changed.
+4. **Switch**: commit the snapshot of the previous content, then move what is staged into place. These are
+   renames on one file system; if one fails, those before it are undone.
 
-**Invariant:** at any moment, each file of the target is either as it was or as the snapshot says. Every
-object is verified against its name. To finish an interrupted restore, restore again: files that are complete
-are not written twice, and temporary files that a dead restore left behind are removed.
+The target may be hostile. Every step is relative to a descriptor of the folder it happens in, one name at a
+time, and follows no link: whatever is swapped in below the target meanwhile, nothing outside of it is
+written, changed or removed.
+
+**Invariant:** a restore that fails leaves the target as it was. At any moment, each file is either as it was
+or as the snapshot says, so a process that dies during the switch leaves whole files; restore again to finish
+it. What a dead restore has staged is removed by the next one.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ import fcntl
 import os
 import stat as stats
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from treering.core import failpoints
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, Tree
 from treering.errors import Conflict, Corrupt, StoreFull
 from treering.workspaces.ignore import LISTS_DIGEST, TEMPORARY, Rules
@@ -38,8 +42,9 @@ from treering.workspaces.restore_files import (
     ContentSource,
     FileBatch,
     FileWriter,
+    StagedFolder,
+    StagingArea,
     errors_for,
-    temporary_names,
 )
 from treering.workspaces.safe_open import ConfinedFolder
 from treering.workspaces.scan import (
@@ -50,6 +55,7 @@ from treering.workspaces.scan import (
     CachedWorkspace,
     FileProgress,
     FileStamp,
+    file_stamp,
     trusted_stamp,
     untrusted_stamp,
 )
@@ -64,9 +70,18 @@ LinkPolicy = Literal["preserve", "inside", "drop"]
 
 _FOLDERS_AT_ONCE: Final = 256
 _MAY_WRITE: Final = 0o300
-_STEPS_AHEAD: Final = 128
-"""How many steps may wait for their files; each may hold a descriptor."""
+_OWNER_WRITES: Final = 0o200
+_PERMISSIONS: Final = 0o777
+_FOLDERS_AHEAD: Final = 64
+"""How many folders may wait for their files; each has two descriptors."""
 _LINK_SECONDS: Final = 60
+
+_STAGED: Final = failpoints.declare(
+    "restore.staged", "everything is staged; nothing of the target has changed"
+)
+_SWITCHED: Final = failpoints.declare(
+    "restore.switched", "everything is in place; what was replaced is still in the staging area"
+)
 
 
 class RestoreResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,42 +107,58 @@ def restore(
     target: Path,
     *,
     commit_before: Callable[[StagedSnapshot], None] | None,
+    before_switch: Callable[[], None] | None = None,
     delete: bool = False,
     links: LinkPolicy = "preserve",
     dry_run: bool = False,
     on_progress: Callable[[FileProgress], None] | None = None,
 ) -> RestoreResult:
-    """Make a folder equal to a snapshot.
+    """Make a folder equal to a snapshot, or leave it as it is and raise.
 
     ``commit_before`` commits the snapshot of the previous content; with ``None`` that content is not saved.
+    It and ``before_switch`` are called when everything is staged; if one raises, nothing has changed.
     """
-    rules = snapshot.rules
-    current, before, in_the_way = _scan_target(
-        writer, snapshot, target, commit_before=commit_before, dry_run=dry_run
-    )
+    before = None
+    if commit_before is None or dry_run:
+        current, left_out, stale = writer.inspect(target, snapshot.rules, limits=snapshot.limits)
+    else:
+        before = writer.stage(target, snapshot.rules, limits=snapshot.limits)
+        current, left_out, stale = before.cached.folder, before.left_out, before.stale_temporaries
+        if before.root == snapshot.root or not (current.files or current.links or current.folders):
+            before = None  # nothing to save
+    in_the_way = frozenset(each.path for each in left_out)
     planner = RestorePlanner(snapshot, delete=delete, links=links, in_the_way=in_the_way)
     plan = planner.plan(current)
     if dry_run:
         return _planned(snapshot.root, plan, planner)
+    _remove_stale(target, stale)
+
+    def prepare() -> None:
+        if before is not None and commit_before is not None:
+            commit_before(before)
+            writer.cache.remember(str(target), before.cached)  # written to disk when the restore is done
+        if before_switch is not None:
+            before_switch()
+
     with open_folder(target) as folder:
         _check_names(plan, folder)
         _check_space(plan, folder)
-        applier = PlanApplier(snapshot, now_ns=time.time_ns, on_progress=on_progress)
+        applier = PlanApplier(snapshot, now_ns=time.time_ns, before_switch=prepare, on_progress=on_progress)
         cached = applier.apply(plan, folder)
-    roots = (snapshot.root,) if before is None else (snapshot.root, before)
     if before is not None or plan.is_exact:
+        roots = (snapshot.root,) if before is None else (snapshot.root, before.root)
         writer.cache.save(
             str(target),
-            CachedWorkspace(roots=roots, patterns=rules.patterns, lists=LISTS_DIGEST, folder=cached),
+            CachedWorkspace(roots=roots, patterns=snapshot.rules.patterns, lists=LISTS_DIGEST, folder=cached),
         )
     else:  # the target has content that is stored nowhere
         writer.cache.drop(str(target))
     return RestoreResult(
         id=snapshot.root,
-        written=tuple(applier.written),
+        written=tuple(_written(plan)),
         removed=tuple(applier.removed),
         bytes_written=applier.bytes,
-        before=before,
+        before=None if before is None else before.root,
         left_links=tuple(planner.left_links),
     )
 
@@ -159,7 +190,7 @@ def download(
         _check_space(plan, folder)
         applier = PlanApplier(snapshot, now_ns=time.time_ns, joins=True, on_progress=on_progress)
         applier.apply(plan, folder)
-    return tuple(path for path in applier.written if not path.endswith("/"))
+    return tuple(path for path in _written(plan) if not path.endswith("/"))
 
 
 def _paths(plan: FolderPlan) -> Iterator[str]:
@@ -167,50 +198,28 @@ def _paths(plan: FolderPlan) -> Iterator[str]:
         yield from (each.path + entry.name for entry in (*each.files, *each.links))
 
 
-def _scan_target(
-    writer: SnapshotWriter,
-    snapshot: Snapshot,
-    target: Path,
-    *,
-    commit_before: Callable[[StagedSnapshot], None] | None,
-    dry_run: bool,
-) -> tuple[CachedFolder, str | None, frozenset[str]]:
-    """Return the target as it is, the snapshot of it (if there is content to save), and the unsaved paths."""
-    if commit_before is None or dry_run:
-        current, left_out, stale = writer.inspect(target, snapshot.rules, limits=snapshot.limits)
-        if not dry_run:
-            _remove_stale(target, stale)
-        return current, None, frozenset(each.path for each in left_out)
-    staged = writer.stage(target, snapshot.rules, limits=snapshot.limits)
-    _remove_stale(target, staged.stale_temporaries)
-    in_the_way = frozenset(each.path for each in staged.left_out)
-    current = staged.cached.folder
-    if staged.root == snapshot.root or not (current.files or current.links or current.folders):
-        return current, None, in_the_way
-    commit_before(staged)
-    writer.cache.remember(str(target), staged.cached)  # written to disk when the restore is done
-    return current, staged.root, in_the_way
-
-
 def _planned(root: str, plan: FolderPlan, planner: RestorePlanner) -> RestoreResult:
-    written: list[str] = []
     removed: list[str] = []
     size = 0
     for each in plan.walk():
-        if each.is_new:
-            written.append(each.path)
-        written += [each.path + entry.name for entry in (*each.files, *each.chmods, *each.links)]
         removed += [each.path + name for name in each.removed_files]
         removed += [f"{each.path}{name}/" for name in each.removed_folders]
         size += sum(entry.size for entry in each.files)
     return RestoreResult(
         id=root,
-        written=tuple(written),
+        written=tuple(_written(plan)),
         removed=tuple(removed),
         bytes_written=size,
         left_links=tuple(planner.left_links),
         dry_run=True,
     )
+
+
+def _written(plan: FolderPlan) -> Iterator[str]:
+    for each in plan.walk():
+        if each.is_new:
+            yield each.path
+        yield from (each.path + entry.name for entry in (*each.files, *each.chmods, *each.links))
 
 
 def _check_space(plan: FolderPlan, folder: int) -> None:
@@ -488,32 +497,39 @@ def _plan_selection(snapshot: Snapshot, selected: Iterable[SnapshotPath]) -> Fol
 
 
 class _OpenFolder:
-    """A folder of the target, from when it is opened until it and all below it are finished."""
+    """A folder whose files are being staged, with its descriptors."""
 
-    def __init__(
-        self, plan: FolderPlan, folder: int, above: _OpenFolder | None, temporary: str | None
-    ) -> None:
+    def __init__(self, plan: FolderPlan, *, existing: int = -1, staged: int = -1, mode: int = 0) -> None:
         self.plan = plan
         self.path = plan.path
-        self.folder = folder
-        self.above = above
-        self.temporary = temporary
-        self.is_new = temporary is not None
-        self.was_made_writable = False
-        self.is_filled = False
+        self.existing = existing
+        self.staged = staged
+        self.mode = mode
+        self.place: StagedFolder | None = None
+        """What is staged for an existing folder. A new one is staged as a whole, with the folder above it."""
         self.cached: dict[str, CachedFile] = {} if plan.current is None else plan.current.files
         self.stamps: dict[str, FileStamp] = {}
         self.cuts: dict[str, tuple[int, ...]] = {}
         self.batches: dict[FileBatch, None] = {}
-        self.below: list[_OpenFolder] = []
-        self.after: CachedFolder | None = None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether finishing it does not wait for a large file."""
+        return all(batch.is_ready for batch in self.batches)
 
-_Step = Callable[[_OpenFolder], None]
+    def close(self) -> None:
+        """Close its descriptors."""
+        for each in (self.existing, self.staged):
+            if each >= 0:
+                os.close(each)
+        self.existing = self.staged = -1
 
 
 class PlanApplier:
-    """Applies one plan below one open folder. With ``joins``, new folders of the plan may exist already."""
+    """Applies one plan below one open folder: stages everything, then switches.
+
+    ``before_switch`` is called in between. With ``joins``, new folders of the plan may exist already.
+    """
 
     def __init__(
         self,
@@ -521,178 +537,231 @@ class PlanApplier:
         *,
         now_ns: Callable[[], int],
         joins: bool = False,
+        before_switch: Callable[[], None] | None = None,
         on_progress: Callable[[FileProgress], None] | None = None,
     ) -> None:
         self._files = FileWriter(source)
         self._joins = joins
         self._now_ns = now_ns
+        self._before_switch = before_switch
         self._on_progress = on_progress
-        self._temporary = temporary_names()
-        self._steps: list[tuple[_Step, _OpenFolder]] = []
-        self._open: dict[_OpenFolder, None] = {}
-        self.written: list[str] = []
+        self._folders: dict[FolderPlan, _OpenFolder] = {}
+        self._waiting: deque[_OpenFolder] = deque()
+        self._staged_files = 0
         self.removed: list[str] = []
         self.bytes = 0
 
     def apply(self, plan: FolderPlan, folder: int) -> CachedFolder:
         """Apply the plan; return the target as it is afterwards, for the stat cache."""
-        root = _OpenFolder(plan, folder, None, None)
+        self._area = area = StagingArea(folder)
         try:
             with self._files:
-                self._visit(root)
-                self._run_steps(0)
-        except BaseException:
-            for each in reversed(self._open):
-                _abandon(each)
-            raise
-        assert root.after is not None  # noqa: S101 - set by the last step
-        return root.after
+                self._stage(_OpenFolder(plan, existing=os.dup(folder)))
+                self._finish_folders(0)
+            failpoints.hit(_STAGED)
+            if self._before_switch is not None:
+                self._before_switch()
+            try:
+                self._switch(plan, folder)
+                failpoints.hit(_SWITCHED)
+            except BaseException as error:
+                if failed := area.undo():
+                    error.add_note(f"{len(failed)} changes could not be undone, one of them in {failed[0]!r}")
+                raise
+        finally:
+            for each in self._folders.values():
+                each.close()
+            area.close()
+        return self._cached_after(plan, now_ns=self._now_ns())
 
-    def _visit(self, folder: _OpenFolder) -> None:
+    # Staging
+    def _stage(self, folder: _OpenFolder) -> None:
         plan = folder.plan
+        self._folders[plan] = folder
         with errors_for(plan.path or "the target"):
-            _make_writable(folder)
-        for name in plan.removed_files:
-            self._unlink(name, folder.folder, plan.path + name)
-        for name, cached in plan.removed_folders.items():
-            self._remove_folder(name, cached, folder.folder, plan.path + name)
+            if folder.existing >= 0:
+                self._prepare(folder)
+            for link in plan.links:
+                os.symlink(link.target, link.name, dir_fd=folder.staged)
         for entry in plan.files:
             folder.batches[self._files.add(folder, entry)] = None
-        self._schedule(self._finish_files, folder)
         for each in plan.folders:
-            below = self._enter(each, folder)
-            folder.below.append(below)
-            self._visit(below)
-        self._schedule(self._close, folder)
+            self._stage(self._enter(each, folder))
+        self._waiting.append(folder)
+        self._finish_folders(_FOLDERS_AHEAD)
 
-    def _schedule(self, step: _Step, folder: _OpenFolder) -> None:
-        self._steps.append((step, folder))
-        self._run_steps(_STEPS_AHEAD)
-
-    def _run_steps(self, ahead: int) -> None:
-        """Run steps until at most ``ahead`` are left: in order, except those that wait for a large file."""
-        while len(self._steps) > ahead:
-            for at, (step, folder) in enumerate(self._steps):
-                if self._is_ready(step, folder):
-                    del self._steps[at]
-                    with errors_for(folder.path or "the target"):
-                        step(folder)
-                    break
-            else:
-                self._files.wait()
-
-    def _is_ready(self, step: _Step, folder: _OpenFolder) -> bool:
-        if step == self._finish_files:
-            return all(batch.is_ready for batch in folder.batches)
-        return folder.is_filled and all(below.after is not None for below in folder.below)
+    def _prepare(self, folder: _OpenFolder) -> None:
+        """Create a folder in the staging area for what goes into an existing one."""
+        plan = folder.plan
+        if self._joins:
+            for each in plan.folders:
+                each.is_new = not _exists(each.name, folder.existing)
+        if not plan.path or plan.removed_files or plan.removed_folders:
+            self._area.prepare(folder.existing)
+        if plan.files or plan.links or any(each.is_new for each in plan.folders):
+            folder.place = self._area.new_folder(folder.existing)
+            folder.staged = folder.place.open()
 
     def _enter(self, plan: FolderPlan, above: _OpenFolder) -> _OpenFolder:
-        """Open a subfolder. A new one is created under a temporary name, and locked."""
         with errors_for(plan.path):
-            if not plan.is_new or (self._joins and _exists(plan.name, above.folder)):
-                opened = _OpenFolder(plan, os.open(plan.name, FOLDER_FLAGS, dir_fd=above.folder), above, None)
-                self._open[opened] = None
-                return opened
-            temporary = next(self._temporary)
-            os.mkdir(temporary, 0o700, dir_fd=above.folder)
-            opened = _OpenFolder(
-                plan, os.open(temporary, FOLDER_FLAGS, dir_fd=above.folder), above, temporary
-            )
-            self._open[opened] = None
-            fcntl.flock(opened.folder, fcntl.LOCK_EX)
-            return opened
+            if not plan.is_new:
+                return _OpenFolder(plan, existing=os.open(plan.name, FOLDER_FLAGS, dir_fd=above.existing))
+            os.mkdir(plan.name, 0o700, dir_fd=above.staged)
+            # Moving a folder elsewhere requires write access to it.
+            mode = plan.mode if above.existing < 0 else plan.mode | _OWNER_WRITES
+            return _OpenFolder(plan, staged=os.open(plan.name, FOLDER_FLAGS, dir_fd=above.staged), mode=mode)
 
-    def _finish_files(self, folder: _OpenFolder) -> None:
-        """Complete the files of a folder, then give a new folder its name."""
-        plan = folder.plan
+    def _finish_folders(self, ahead: int) -> None:
+        """Finish folders until at most ``ahead`` are left; those that wait for a large file come last."""
+        while len(self._waiting) > ahead:
+            ready = next((each for each in self._waiting if each.is_ready), None)
+            if ready is None:
+                self._files.wait()
+                continue
+            self._waiting.remove(ready)
+            with errors_for(ready.path or "the target"):
+                self._finish(ready)
+
+    def _finish(self, folder: _OpenFolder) -> None:
         for batch in folder.batches:
             self._files.finish(batch)
-        for entry in plan.files:
+        folder.batches.clear()
+        for entry in folder.plan.files:
             self.bytes += entry.size
-            self.written.append(plan.path + entry.name)
+            self._staged_files += 1
             if self._on_progress is not None:
-                self._on_progress(FileProgress(len(self.written), self.bytes))
+                self._on_progress(FileProgress(self._staged_files, self.bytes))
+        if folder.existing < 0:
+            os.fchmod(folder.staged, folder.mode)
+        folder.close()
+
+    # Switching
+    def _switch(self, plan: FolderPlan, folder: int) -> None:
+        """Change an existing folder, and those below it."""
+        current = plan.current if plan.path else None  # the mode of the target itself is the user's
+        if current is not None and current.mode & _MAY_WRITE != _MAY_WRITE and not plan.does_nothing:
+            self._chmod_folder(folder, current.mode | 0o700, plan.path)
+        for name in plan.removed_files:
+            self._take_away(name, folder, plan.path)
+        for name, cached in plan.removed_folders.items():
+            self._remove_folder(name, cached, folder, plan.path)
+        self._place_all(plan, folder)
         for entry in plan.chmods:
             with errors_for(plan.path + entry.name):
-                _chmod(entry, folder.folder)
-            self.written.append(plan.path + entry.name)
-        if folder.temporary is not None and folder.above is not None:
-            above = folder.above.folder
-            os.rename(folder.temporary, plan.name, src_dir_fd=above, dst_dir_fd=above)
-            folder.temporary = None
-            self.written.append(plan.path)
-        folder.is_filled = True
+                before = _chmod(entry.name, entry.mode, folder)
+                self._area.log(plan.path, partial(_chmod, entry.name, before))
+        for each in plan.folders:
+            if not each.is_new:
+                with errors_for(each.path):
+                    below = os.open(each.name, FOLDER_FLAGS, dir_fd=folder)
+                try:
+                    self._switch(each, below)
+                finally:
+                    os.close(below)
+        if current is not None:
+            self._chmod_folder(folder, plan.mode, plan.path)
 
-    def _close(self, folder: _OpenFolder) -> None:
-        """Everything below is done: write the links, set the mode, close."""
-        plan = folder.plan
-        for link in plan.links:
-            self._write_link(link, folder.folder, plan.path + link.name)
-        folder.after = _cached_after(folder, now_ns=self._now_ns())
-        folder.below.clear()
-        if folder.above is not None:
-            has_other_mode = plan.current is not None and plan.current.mode != plan.mode
-            if folder.is_new or folder.was_made_writable or has_other_mode:
-                os.fchmod(folder.folder, plan.mode)
-            del self._open[folder]
-            os.close(folder.folder)
+    def _place_all(self, plan: FolderPlan, folder: int) -> None:
+        """Move what is staged for an existing folder into it."""
+        staged = self._folders[plan]
+        if staged.place is None:
+            return
+        there = set[str]()
+        if plan.current is not None:
+            there = (plan.current.files.keys() | plan.current.links.keys()) - set(plan.removed_files)
+        source = staged.place.open()
+        try:
+            for name in _placed_names(plan):
+                with errors_for(plan.path + name):
+                    exists = self._joins or name in there
+                    self._area.place(name, staged.place, source, folder, plan.path, exists=exists)
+                    if (
+                        name in staged.stamps
+                    ):  # a rename moves ctime; any other difference is someone's change
+                        before, now = staged.stamps[name], file_stamp(_lstat(name, folder))
+                        staged.stamps[name] = now if now[:3] == before[:3] else untrusted_stamp(now[4])
+            for each in plan.folders:
+                if each.is_new and not each.mode & _OWNER_WRITES:
+                    with errors_for(each.path):
+                        before = _chmod(each.name, each.mode, folder)
+                        self._area.log(plan.path, partial(_chmod, each.name, before))
+        finally:
+            os.close(source)
 
-    def _write_link(self, entry: LinkEntry, folder: int, path: str) -> None:
-        temporary = next(self._temporary)
-        with errors_for(path):
-            os.symlink(entry.target, temporary, dir_fd=folder)
-            try:
-                os.rename(temporary, entry.name, src_dir_fd=folder, dst_dir_fd=folder)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary, dir_fd=folder)
-                raise
-        self.written.append(path)
+    def _take_away(self, name: str, folder: int, path: str) -> None:
+        with errors_for(path + name), contextlib.suppress(FileNotFoundError):
+            self._area.take_away(name, folder, path)
+            self.removed.append(path + name)
 
-    def _unlink(self, name: str, folder: int, path: str) -> None:
-        with errors_for(path), contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=folder)
-            self.removed.append(path)
-
-    def _remove_folder(self, name: str, cached: CachedFolder, above: int, path: str) -> None:
+    def _remove_folder(self, name: str, cached: CachedFolder, above: int, above_path: str) -> None:
         """Remove a folder and the content that was scanned; content that the rules exclude keeps it alive."""
+        path = f"{above_path}{name}/"
         with errors_for(path):
             try:
                 folder = os.open(name, FOLDER_FLAGS, dir_fd=above)
             except FileNotFoundError:
                 return
             try:
-                if cached.mode & _MAY_WRITE != _MAY_WRITE:
-                    os.fchmod(folder, cached.mode | 0o700)
+                self._chmod_folder(folder, cached.mode | 0o700, path)
                 for each in (*cached.files, *cached.links):
-                    self._unlink(each, folder, f"{path}/{each}")
+                    self._take_away(each, folder, path)
                 for each, inner in cached.folders.items():
-                    self._remove_folder(each, inner, folder, f"{path}/{each}")
+                    self._remove_folder(each, inner, folder, path)
             finally:
                 os.close(folder)
             with contextlib.suppress(OSError):  # not empty: it has excluded files
                 os.rmdir(name, dir_fd=above)
-                self.removed.append(path + "/")
+                self._area.log(above_path, lambda into: os.mkdir(name, 0o700, dir_fd=into))
+                self.removed.append(path)
+
+    def _chmod_folder(self, folder: int, mode: int, path: str) -> None:
+        before = stats.S_IMODE(os.fstat(folder).st_mode)
+        self._area.log(path, lambda into: os.fchmod(into, before))
+        if before & _PERMISSIONS != mode:
+            os.fchmod(folder, mode)
+
+    def _cached_after(self, plan: FolderPlan, *, now_ns: int) -> CachedFolder:
+        """Return a folder as the plan has left it."""
+        before = plan.current
+        files: dict[str, CachedFile] = {}
+        links: dict[str, str] = {}
+        folders: dict[str, CachedFolder] = {}
+        if before is not None:
+            gone = {*plan.removed_files, *plan.removed_folders}
+            files = {name: each for name, each in before.files.items() if name not in gone}
+            links = {name: each for name, each in before.links.items() if name not in gone}
+            folders = {name: each for name, each in before.folders.items() if name not in gone}
+        staged = self._folders[plan]
+        for entry in plan.files:
+            stamp = trusted_stamp(staged.stamps[entry.name], read_at_ns=now_ns)
+            files[entry.name] = CachedFile(stamp, entry.size, entry.content, staged.cuts.get(entry.name, ()))
+            links.pop(entry.name, None)
+        for entry in plan.chmods:
+            files[entry.name] = CachedFile(untrusted_stamp(entry.mode), entry.size, entry.content)
+            links.pop(entry.name, None)
+        for link in plan.links:
+            links[link.name] = link.target
+            files.pop(link.name, None)
+        folders.update({each.name: self._cached_after(each, now_ns=now_ns) for each in plan.folders})
+        return CachedFolder(
+            tree=plan.tree if plan.is_exact else "",
+            mode=plan.mode,
+            files=files,
+            links=links,
+            folders=folders,
+            count=len(files) + len(links) + sum(each.count for each in folders.values()),
+            size=sum(each.size for each in files.values()) + sum(each.size for each in folders.values()),
+        )
 
 
-def _make_writable(folder: _OpenFolder) -> None:
-    """Make a read-only folder writable while something changes in it."""
-    current = folder.plan.current
-    if current is None or folder.above is None or current.mode & _MAY_WRITE == _MAY_WRITE:
-        return
-    if not folder.plan.does_nothing:
-        os.fchmod(folder.folder, current.mode | 0o700)
-        folder.was_made_writable = True
+def _placed_names(plan: FolderPlan) -> Iterator[str]:
+    """Return what is staged for an existing folder."""
+    yield from (each.name for each in (*plan.files, *plan.links))
+    yield from (each.name for each in plan.folders if each.is_new)
 
 
-def _abandon(folder: _OpenFolder) -> None:
-    """Restore a folder to its previous state, as far as possible."""
-    with contextlib.suppress(OSError):
-        if folder.temporary is not None and folder.above is not None:
-            remove_tree(folder.above.folder, folder.temporary)
-        elif folder.was_made_writable and folder.plan.current is not None:
-            os.fchmod(folder.folder, folder.plan.current.mode)
-    os.close(folder.folder)
+def _lstat(name: str, folder: int) -> os.stat_result:
+    return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
 
 def _exists(name: str, folder: int) -> bool:
@@ -703,52 +772,21 @@ def _exists(name: str, folder: int) -> bool:
     return True
 
 
-def _chmod(entry: FileEntry, folder: int) -> None:
+def _chmod(name: str, mode: int, folder: int) -> int:
+    """Set the mode of an entry; return the previous one."""
     # chmod by name would follow a link that was swapped in; O_PATH cannot be fchmod-ed, so open for reading.
     try:
-        file = os.open(entry.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except PermissionError:
         raise Conflict(
-            f"the mode of {entry.name!r} cannot be changed: the file cannot be opened; check its permissions"
+            f"the mode of {name!r} cannot be changed: the file cannot be opened; check its permissions"
         ) from None
     try:
-        os.fchmod(file, entry.mode)
+        before = stats.S_IMODE(os.fstat(file).st_mode)
+        os.fchmod(file, mode)
     finally:
         os.close(file)
-
-
-def _cached_after(folder: _OpenFolder, *, now_ns: int) -> CachedFolder:
-    """Return the folder as the plan has left it."""
-    plan = folder.plan
-    before = plan.current
-    files: dict[str, CachedFile] = {}
-    links: dict[str, str] = {}
-    folders: dict[str, CachedFolder] = {}
-    if before is not None:
-        gone = {*plan.removed_files, *plan.removed_folders}
-        files = {name: each for name, each in before.files.items() if name not in gone}
-        links = {name: each for name, each in before.links.items() if name not in gone}
-        folders = {name: each for name, each in before.folders.items() if name not in gone}
-    for entry in plan.files:
-        stamp = trusted_stamp(folder.stamps[entry.name], read_at_ns=now_ns)
-        files[entry.name] = CachedFile(stamp, entry.size, entry.content, folder.cuts.get(entry.name, ()))
-        links.pop(entry.name, None)
-    for entry in plan.chmods:
-        files[entry.name] = CachedFile(untrusted_stamp(entry.mode), entry.size, entry.content)
-        links.pop(entry.name, None)
-    for link in plan.links:
-        links[link.name] = link.target
-        files.pop(link.name, None)
-    folders.update({each.plan.name: each.after for each in folder.below if each.after is not None})
-    return CachedFolder(
-        tree=plan.tree if plan.is_exact else "",
-        mode=plan.mode,
-        files=files,
-        links=links,
-        folders=folders,
-        count=len(files) + len(links) + sum(each.count for each in folders.values()),
-        size=sum(each.size for each in files.values()) + sum(each.size for each in folders.values()),
-    )
+    return before
 
 
 def _remove_stale(root: Path, paths: Iterable[str]) -> None:
@@ -777,7 +815,7 @@ def _remove_unlocked(folder: int, name: str) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if stats.S_ISDIR(found.st_mode):
-            remove_tree(folder, name)
+            remove_tree(folder, name, force=True)
         else:
             os.unlink(name, dir_fd=folder)
     finally:

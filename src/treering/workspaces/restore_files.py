@@ -1,4 +1,4 @@
-"""Write the files of a restore: fetch contents, verify them, and put each file in place atomically.
+"""Write the files of a restore: fetch contents, verify them, stage them, and swap them in.
 
 Small files are written in batches: runs of files, from whichever folders, that are worth one read and fit
 into memory. They cost many short system calls, and two threads that make short calls lose more to handing the
@@ -6,9 +6,11 @@ interpreter lock back and forth than they gain, so the calling thread writes all
 long calls: a second thread writes those meanwhile, object by object. What is already in place in the old
 version of a large file is copied from there by the kernel instead of being fetched (`ExistingFile`).
 
-**Invariant:** under its own name a file is always whole. It is written under a temporary name beside its
-place and renamed when it is complete and has its mode; or into a folder that has no name yet. Runs of zeros
-in large files become holes again.
+**Invariant:** no file is written in its final place. All of them go into folders of the staging area, where
+they are complete and have their mode before anything in the target changes (`restore`). Runs of zeros in
+large files become holes again.
+
+`StagingArea` swaps them in: a rename each, with a log of what to do to undo it.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ import ctypes
 import errno
 import fcntl
 import os
+import stat as stats
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 from treering.core import failpoints
@@ -32,8 +35,16 @@ from treering.core.tree import FileEntry
 from treering.errors import Corrupt
 from treering.files import translate_os_errors
 from treering.workspaces.ignore import TEMPORARY
-from treering.workspaces.scan import FILE_FLAGS, CachedFile, FileStamp, file_stamp, untrusted_stamp
+from treering.workspaces.scan import (
+    FILE_FLAGS,
+    FOLDER_FLAGS,
+    CachedFile,
+    FileStamp,
+    file_stamp,
+    open_subfolder,
+)
 from treering.workspaces.snapshot import BATCH_BYTES, BATCH_OBJECTS, batches
+from treering.workspaces.virtual_fs import remove_tree
 
 _READ_AHEAD: Final = 4
 """How many batches of small files, and of a large file's objects, are announced before they are needed."""
@@ -45,14 +56,15 @@ _COPY_BYTES: Final = 1 << 20
 _HOLE_BLOCK: Final = 4096
 _ZEROS: Final = bytes(_HOLE_BLOCK)
 _NOT_SUPPORTED: Final = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EXDEV, errno.EPERM})
+
 _EXCHANGE: Final = 2
 _library: Final = ctypes.CDLL(None, use_errno=True)
 _renameat2: Final[Any] = getattr(_library, "renameat2", None)
 
 _WRITTEN: Final = failpoints.declare(
-    "restore.file_written", "a restored file is complete under a temporary name"
+    "restore.file_written", "a restored file is complete in the staging area"
 )
-_PLACED: Final = failpoints.declare("restore.file_placed", "a restored file has its name, others do not yet")
+_PLACED: Final = failpoints.declare("restore.file_placed", "a restored file is in place, others are not yet")
 
 
 class ContentSource(Protocol):
@@ -68,13 +80,13 @@ class ContentSource(Protocol):
 
 
 class TargetFolder(Protocol):
-    """A folder that files are written into."""
+    """A folder whose files are written. It is open until all batches with a file of it are finished."""
 
     path: str
-    folder: int
-    """Its descriptor, open until all batches with a file of it are finished."""
-    is_new: bool
-    """Whether it has a temporary name until all its files are in it."""
+    staged: int
+    """The folder in the staging area, which the files are written into."""
+    existing: int
+    """The folder as it is in the target, if ``cached`` has files."""
     cached: dict[str, CachedFile]
     """Its previous files."""
     stamps: dict[str, FileStamp]
@@ -115,7 +127,6 @@ class FileWriter:
         self._open = FileBatch()
         self._is_stopped = False
         self._umask = _umask()
-        self._temporary = temporary_names()
 
     def __enter__(self) -> Self:
         return self
@@ -179,7 +190,7 @@ class FileWriter:
 
     def _write_large(self, folder: TargetFolder, entry: FileEntry) -> None:
         cuts: list[int] = []
-        existing = open_existing(entry.name, folder.folder, folder.cached.get(entry.name))
+        existing = open_existing(entry.name, folder.existing, folder.cached.get(entry.name))
         try:
             self._write(folder, entry, merge_ranges(self._pieces(entry, existing, cuts)), existing)
         except FileChanged:
@@ -215,56 +226,20 @@ class FileWriter:
         pieces: Iterable[bytes | CopyRange],
         existing: ExistingFile | None = None,
     ) -> None:
-        write = self._write_in_place if folder.is_new else self._write_beside
         try:
-            folder.stamps[entry.name] = write(folder, entry, pieces, existing)
+            file = os.open(entry.name, _NEW_FILE, entry.mode | 0o200, dir_fd=folder.staged)
+            try:
+                self._fill(file, pieces, entry, folder.path, existing)
+                folder.stamps[entry.name] = file_stamp(os.fstat(file))
+            except BaseException:  # a changed file is written again
+                os.unlink(entry.name, dir_fd=folder.staged)
+                raise
+            finally:
+                os.close(file)
+            failpoints.hit(_WRITTEN)
         except OSError as error:  # a context manager per file would be too slow
             with errors_for(folder.path + entry.name):
                 raise error from None
-
-    def _write_in_place(
-        self,
-        folder: TargetFolder,
-        entry: FileEntry,
-        pieces: Iterable[bytes | CopyRange],
-        existing: ExistingFile | None,
-    ) -> FileStamp:
-        """Write a file of a new folder under its own name: the folder's name is the temporary one."""
-        file = os.open(entry.name, _NEW_FILE, entry.mode | 0o200, dir_fd=folder.folder)
-        try:
-            self._fill(file, pieces, entry, folder.path, existing)
-            stamp = file_stamp(os.fstat(file))
-        finally:
-            os.close(file)
-        failpoints.hit(_WRITTEN)
-        return stamp
-
-    def _write_beside(
-        self,
-        target: TargetFolder,
-        entry: FileEntry,
-        pieces: Iterable[bytes | CopyRange],
-        existing: ExistingFile | None,
-    ) -> FileStamp:
-        folder, temporary = target.folder, next(self._temporary)
-        file = os.open(temporary, _NEW_FILE, entry.mode | 0o200, dir_fd=folder)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)  # while its writer lives, the file is not stale
-            self._fill(file, pieces, entry, target.path, existing)
-            written = os.fstat(file)
-            failpoints.hit(_WRITTEN)
-            if not (entry.name in target.cached and _replace_by_exchange(temporary, entry.name, folder)):
-                os.rename(temporary, entry.name, src_dir_fd=folder, dst_dir_fd=folder)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary, dir_fd=folder)
-            raise
-        finally:
-            os.close(file)
-        failpoints.hit(_PLACED)
-        # Renaming moves ctime. Any other difference means that someone has changed the file since.
-        stamp = file_stamp(os.stat(entry.name, dir_fd=folder, follow_symlinks=False))
-        return stamp if stamp[:3] == file_stamp(written)[:3] else untrusted_stamp(stamp[4])
 
     def _fill(
         self,
@@ -395,29 +370,6 @@ def _copy(source: int, into: int, size: int, start: int) -> int:
     return os.write(into, os.pread(source, min(size, _COPY_BYTES), start))
 
 
-def _replace_by_exchange(temporary: str, name: str, folder: int) -> bool:
-    """Exchange a new file with the old one and remove the old one; return whether the system can do that.
-
-    A rename over a file is just as atomic, but ext4 then writes the new file out at once, which makes
-    restoring a thousand files slow. ``renameat2`` with RENAME_EXCHANGE (Linux; called through ctypes) does
-    not. If ``name`` is no longer a file, it is put back and the error is raised.
-    """
-    if not _exchange(temporary, name, folder):
-        return False
-    try:
-        os.unlink(temporary, dir_fd=folder)
-    except OSError:
-        _exchange(temporary, name, folder)
-        raise
-    return True
-
-
-def _exchange(one: str, other: str, folder: int) -> bool:
-    if _renameat2 is None:
-        return False
-    return _renameat2(folder, os.fsencode(one), folder, os.fsencode(other), _EXCHANGE) == 0
-
-
 def write_all(file: int, data: bytes | memoryview) -> None:
     """Write all bytes at the current offset."""
     written = os.write(file, data)
@@ -467,10 +419,152 @@ def _holes(piece: bytes, offset: int) -> list[tuple[int, int]]:
     return found
 
 
-def temporary_names() -> Iterator[str]:
-    """Return unique names for unfinished files and folders. Threads may share the iterator."""
-    prefix = f"{TEMPORARY}{new_id()}"
-    return map(f"{prefix}-{{}}".format, iter(range(1 << 62)))
+class StagedFolder(NamedTuple):
+    """A folder in the staging area."""
+
+    area: int
+    name: str
+
+    def open(self) -> int:
+        """Open it."""
+        return os.open(self.name, FOLDER_FLAGS, dir_fd=self.area)
+
+
+class StagingArea:
+    """Where a restore prepares everything before it changes anything, and keeps what it replaces.
+
+    This is a hidden folder in the target, and one more on each file system that is mounted below it, since a
+    rename does not cross mounts. It is locked while its restore lives, so that no other one takes it for
+    stale. What is swapped out of the target stays in it until `close`, so that `undo` can swap it back.
+    """
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._name = f"{TEMPORARY}{new_id()}"
+        self._areas: dict[int, tuple[int, int]] = {}  # by mount: the folder that it is in, and itself
+        self._names = map(str, count())
+        self._log: list[tuple[str, Callable[[int], object]]] = []
+
+    def prepare(self, folder: int) -> int:
+        """Return the area for the entries of an open folder; create it in this folder if it has to be new."""
+        mount = _mount_of(folder)
+        if mount not in self._areas:
+            os.mkdir(self._name, 0o700, dir_fd=folder)
+            area = os.open(self._name, FOLDER_FLAGS, dir_fd=folder)
+            self._areas[mount] = (os.dup(folder), area)
+            fcntl.flock(area, fcntl.LOCK_EX)
+        return self._areas[mount][1]
+
+    def new_folder(self, beside: int) -> StagedFolder:
+        """Create a folder for what goes into an open folder."""
+        made = StagedFolder(self.prepare(beside), next(self._names))
+        os.mkdir(made.name, 0o700, dir_fd=made.area)
+        return made
+
+    def place(
+        self, name: str, staged: StagedFolder, source: int, folder: int, path: str, *, exists: bool
+    ) -> None:
+        """Move a file, link or new folder from a staged folder (open: ``source``) to ``path`` in the target.
+
+        If it ``exists``, the two are exchanged: ``renameat2`` with RENAME_EXCHANGE (Linux; called
+        through ctypes). A rename over a file is just as atomic, but loses the old one; and ext4 would write
+        the new one out at once, which makes restoring a thousand files slow.
+        """
+        if not exists:
+            os.rename(name, name, src_dir_fd=source, dst_dir_fd=folder)
+            self.log(path, lambda into: _between(staged, lambda out: _move(name, into, out)))
+        elif _exchange(name, source, folder):
+            if stats.S_ISDIR(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode):
+                _exchange(name, source, folder)
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            self.log(path, lambda into: _between(staged, lambda out: _must_exchange(name, out, into)))
+        else:
+            old = next(self._names)
+            try:
+                os.link(name, old, src_dir_fd=folder, dst_dir_fd=staged.area, follow_symlinks=False)
+            except FileNotFoundError:
+                self.log(path, lambda into: os.unlink(name, dir_fd=into))
+            except OSError as error:
+                self.log(path, _raising(error))
+            else:
+                self.log(path, lambda into: os.rename(old, name, src_dir_fd=staged.area, dst_dir_fd=into))
+            os.rename(name, name, src_dir_fd=source, dst_dir_fd=folder)
+        failpoints.hit(_PLACED)
+
+    def take_away(self, name: str, folder: int, path: str) -> None:
+        """Move a file or link of the target into the area."""
+        area, kept = self.prepare(folder), next(self._names)
+        os.rename(name, kept, src_dir_fd=folder, dst_dir_fd=area)
+        if stats.S_ISDIR(os.stat(kept, dir_fd=area, follow_symlinks=False).st_mode):
+            os.rename(kept, name, src_dir_fd=area, dst_dir_fd=folder)
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        self.log(path, lambda into: os.rename(kept, name, src_dir_fd=area, dst_dir_fd=into))
+
+    def log(self, path: str, undo: Callable[[int], object]) -> None:
+        """Note how to undo a change to the folder at ``path`` of the target; called with its descriptor."""
+        self._log.append((path, undo))
+
+    def undo(self) -> list[str]:
+        """Undo all changes, the last one first; return the folders in which that failed."""
+        failed: list[str] = []
+        for path, undo in reversed(self._log):
+            try:
+                folder = open_subfolder(self._target, path)
+                try:
+                    undo(folder)
+                finally:
+                    os.close(folder)
+            except OSError:
+                failed.append(path)
+        return failed
+
+    def close(self) -> None:
+        """Remove the area, with what was replaced."""
+        for above, area in self._areas.values():
+            with contextlib.suppress(OSError):
+                remove_tree(above, self._name, force=True)
+            os.close(area)
+            os.close(above)
+        self._areas.clear()
+
+
+def _between(staged: StagedFolder, act: Callable[[int], None]) -> None:
+    source = staged.open()
+    try:
+        act(source)
+    finally:
+        os.close(source)
+
+
+def _move(name: str, source: int, folder: int) -> None:
+    os.rename(name, name, src_dir_fd=source, dst_dir_fd=folder)
+
+
+def _exchange(name: str, one: int, other: int) -> bool:
+    """Exchange two entries of one name; return whether that was possible."""
+    raw = os.fsencode(name)
+    return _renameat2 is not None and _renameat2(one, raw, other, raw, _EXCHANGE) == 0
+
+
+def _must_exchange(name: str, one: int, other: int) -> None:
+    if not _exchange(name, one, other):
+        raise OSError(ctypes.get_errno(), "cannot be exchanged")
+
+
+def _raising(error: OSError) -> Callable[[int], None]:
+    def undo(_: int) -> None:
+        raise error
+
+    return undo
+
+
+def _mount_of(folder: int) -> int:
+    """Return what identifies the mount that a folder is on."""
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/self/fdinfo/{folder}", "rb") as info:  # noqa: PTH123
+        for line in info:
+            if line.startswith(b"mnt_id:"):
+                return int(line[7:])
+    return -os.fstat(folder).st_dev - 1
 
 
 @contextlib.contextmanager

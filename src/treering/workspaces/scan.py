@@ -254,7 +254,7 @@ class Scan:
         """Read the postponed files; those whose folder is gone are gone as well."""
         for walked, path, name, stat in self._recent:
             try:
-                folder = _open_subfolder(root, path)
+                folder = open_subfolder(root, path)
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -370,7 +370,7 @@ class Scan:
         return to_read
 
 
-def _open_subfolder(root: int, path: str) -> int:
+def open_subfolder(root: int, path: str) -> int:
     """Open a folder below another one, name by name, following no link."""
     folder = os.dup(root)
     for name in path.split("/")[:-1]:

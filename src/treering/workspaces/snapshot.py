@@ -272,14 +272,22 @@ def resolve_folder(folder: str | Path, *, allow_home: bool, what: str) -> Path:
     return real
 
 
-def ensure_folder(folder: str | Path) -> Path:
-    """Return a folder to write files into; create it if it does not exist."""
+@contextmanager
+def target_folder(folder: str | Path) -> Generator[Path]:
+    """Yield the folder to write files into. If it had to be created and the block fails, it is removed."""
     given = Path(folder).expanduser()
     if given.exists() and not given.is_dir():
         raise InvalidInput(f"{given} is not a folder; choose another target")
+    made = [each for each in (given, *given.parents) if not os.path.lexists(each)]
     with translate_os_errors(str(given), writing=True):
         given.mkdir(parents=True, exist_ok=True)
-    return given
+    try:
+        yield given
+    except BaseException:
+        with suppress(OSError):
+            for each in made:
+                each.rmdir()
+        raise
 
 
 @contextmanager

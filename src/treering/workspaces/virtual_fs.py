@@ -455,17 +455,22 @@ def _read_up_to(file: int, size: int) -> bytes:
     return b"".join(pieces)
 
 
-def remove_tree(above: int, name: str, depth: int = 0) -> None:
-    """Remove a folder and everything in it, by descriptors, following no link."""
+def remove_tree(above: int, name: str, depth: int = 0, *, force: bool = False) -> None:
+    """Remove a folder and everything in it, by descriptors, following no link.
+
+    ``force`` makes folders writable first.
+    """
     if depth > MAX_DEPTH:
         raise OSError(errno.ENAMETOOLONG, "too deep")
     folder = os.open(name, FOLDER_FLAGS, dir_fd=above)
     try:
+        if force:
+            os.fchmod(folder, 0o700)
         with os.scandir(folder) as listed:
             entries = [(each.name, each.is_dir(follow_symlinks=False)) for each in listed]
         for each, is_folder in entries:
             if is_folder:
-                remove_tree(folder, each, depth + 1)
+                remove_tree(folder, each, depth + 1, force=force)
             else:
                 os.unlink(each, dir_fd=folder)
     finally:

@@ -34,8 +34,8 @@ from treering.workspaces.snapshot import (
     Snapshot,
     SnapshotWriter,
     StagedSnapshot,
-    ensure_folder,
     resolve_folder,
+    target_folder,
 )
 from treering.workspaces.virtual_fs import MountAccess, VirtualFiles
 
@@ -174,7 +174,8 @@ class Workspace:
         """Make a folder (new or existing) equal to a snapshot; only what differs is written.
 
         Other files in the folder stay, unless ``delete`` is set; files that the snapshot's rules exclude are
-        never touched. Every object is verified against its hash, and each file is replaced atomically.
+        never touched. Every object is read and verified against its hash before anything in the folder
+        changes, and each file is replaced atomically. A restore that fails leaves the folder as it was.
 
         Args:
             keep_before: Take a snapshot of the previous content first (`RestoreResult.before`), to undo the
@@ -183,22 +184,20 @@ class Workspace:
                 folder ("inside"), or none ("drop").
         """
         snapshot = self._snapshot(id, limits)
-        folder = Path(target).expanduser()
-        if not dry_run:
-            ensure_folder(folder)
-        elif not os.path.lexists(folder):
+        if dry_run and not os.path.lexists(Path(target).expanduser()):
             return preview(snapshot, links=links)
-        real = resolve_folder(folder, allow_home=allow_home, what="restore into")
-        return restore(
-            self.writer(),
-            snapshot,
-            real,
-            commit_before=(lambda staged: self._commit_before(staged, real, id)) if keep_before else None,
-            delete=delete,
-            links=links,
-            dry_run=dry_run,
-            on_progress=on_progress,
-        )
+        with target_folder(target) as folder:
+            real = resolve_folder(folder, allow_home=allow_home, what="restore into")
+            return restore(
+                self.writer(),
+                snapshot,
+                real,
+                commit_before=(lambda staged: self._commit_before(staged, real, id)) if keep_before else None,
+                delete=delete,
+                links=links,
+                dry_run=dry_run,
+                on_progress=on_progress,
+            )
 
     def diff(self, before: str | None, after: str | None, *, text: bool = True) -> list[FileChange]:
         """List what differs between two snapshots, by path, with a unified diff of small text files.
@@ -235,8 +234,10 @@ class Workspace:
         """
         snapshot = self._snapshot(id)
         selected = select(snapshot, files)
-        folder = ensure_folder(target).resolve()
-        return download(snapshot, selected, folder, overwrite=overwrite, on_progress=on_progress)
+        with target_folder(target) as folder:
+            return download(
+                snapshot, selected, folder.resolve(), overwrite=overwrite, on_progress=on_progress
+            )
 
     def check(self, id: str, *, on_progress: Callable[[FileProgress], None] | None = None) -> SnapshotCheck:
         """Read and verify every object of a snapshot; report what cannot be restored."""
