@@ -319,7 +319,7 @@ def _open_folder(location: StoreLocation, options: _Options) -> Engine:
     folder = location.folder or Path(DEFAULT_FOLDER)
     blobs = _open_blobs(options.blobs) or FolderBlobs(folder / BLOBS_FOLDER, clock=options.clock)
     return open_sqlite(
-        folder, durability=options.durability, blobs=blobs, clock=options.clock, phrases=_phrases()
+        folder, durability=options.durability, blobs=blobs, clock=options.clock, phrases=_phrases
     )
 
 
@@ -331,16 +331,16 @@ def _open_postgres(location: StoreLocation, options: _Options) -> Engine:
             raise MissingExtra("a postgresql:// store", "postgres") from error
         raise
     return open_postgres(
-        location.url, blobs=_open_blobs(options.blobs), clock=options.clock, phrases=_phrases()
+        location.url, blobs=_open_blobs(options.blobs), clock=options.clock, phrases=_phrases
     )
 
 
 def _phrases() -> tuple[str, ...]:
     """Return the dictionary of a new store, from the packages that know what its rows have in common."""
-    from treering.graphs.phrases import PHRASES as OF_GRAPHS
-    from treering.runs.phrases import PHRASES as OF_RUNS
+    from treering.graphs import extension
+    from treering.runs import span
 
-    return (*OF_RUNS, *OF_GRAPHS)
+    return (*span.PHRASES, *extension.PHRASES)
 
 
 def _open_remote(location: StoreLocation, options: _Options) -> Engine:

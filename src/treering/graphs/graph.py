@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from treering.core.encoding import decode_json, encode_json
 from treering.core.query import EventQuery, each_record
 from treering.errors import Corrupt, InvalidInput
+from treering.graphs.extension import WRITES
 from treering.graphs.step import (
     GRAPH,
     GraphHead,
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from treering.core.records import Record, Ref
     from treering.threads.checkpoint import CheckpointRecord
 
-WRITES: Final = "writes"
-"""The kind of the events that hold what tasks wrote."""
 PREFIX_FORMS: Final = ("p", "q")
 """The forms of a list that is written as ``[id of a stored list, length of the prefix, places of the rest]``.
 """

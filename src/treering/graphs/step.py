@@ -22,7 +22,7 @@ from treering.core.encoding import is_tagged
 from treering.core.ids import MAX_ID_CHARS, namespace_prefix, thread_scope
 from treering.core.query import EventQuery
 from treering.core.retention import DeltaStep
-from treering.graphs.rows import GRAPH, RowStart
+from treering.graphs.extension import GRAPH, RowStart
 from treering.threads.checkpoint import FORKED_FROM, KIND, PREFIX, read_checkpoint
 from treering.threads.writer import head_ref
 

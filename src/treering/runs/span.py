@@ -62,6 +62,32 @@ FIRST_TOKEN: Final = "first_token_us"  # noqa: S105 - a token of output
 CHUNKS: Final = "chunks"
 """In a span's data: the address of the times and lengths of its chunks."""
 
+PHRASES: Final = (
+    '{"attributes":{"gen_ai.response.id":"',
+    '{"attributes":{"gen_ai.tool.call.id":"',
+    '{"attributes":{"gen_ai.',
+    '{"attributes":{"',
+    '"gen_ai.response.finish_reasons":["',
+    '"gen_ai.response.id":"',
+    '"gen_ai.request.',
+    '"gen_ai.',
+    '"},"input":0,"input_size":',
+    '{"input":0,"input_size":',
+    '},"input":0,"input_size":',
+    ',"priced_by":"openai/',
+    ',"priced_by":"anthropic/',
+    ',"priced_by":"google/',
+    ',"priced_by":"',
+    '","provider":"openai"}',
+    '","provider":"anthropic"}',
+    '","provider":"google"}',
+    ',"provider":"',
+    '"error":{"message":"',
+    '"openinference.',
+    '"first_token_us":',
+)
+"""Phrases that rows of spans share and a new store keeps as one byte each. Longer ones come first."""
+
 _NOT_GIVEN: Final[Any] = object()
 _CALLS: Final = frozenset({"llm", "tool"})
 _KINDS: Final = frozenset({"agent", "llm", "tool", "retrieval", "file", "reasoning"})

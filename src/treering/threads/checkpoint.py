@@ -486,8 +486,8 @@ def _encode(checkpoint: CheckpointRecord, encoded: EncodedMetadata | None) -> by
 
 
 def _encode_metadata(metadata: dict[str, Any]) -> EncodedMetadata:
-    extension = registered()
-    if extension is not None and extension.key in metadata:
+    extension = extension_of(metadata)
+    if extension is not None:
         packed = extension.pack(metadata[extension.key])
         if packed is not None:
             rest = {name: value for name, value in metadata.items() if name != extension.key}
@@ -672,3 +672,8 @@ def register(extension: CheckpointExtension) -> None:
 def registered() -> CheckpointExtension | None:
     """Return the extension in use."""
     return _registered
+
+
+def extension_of(metadata: Mapping[str, Any]) -> CheckpointExtension | None:
+    """Return the extension in use if the metadata of a checkpoint has its fields."""
+    return _registered if _registered is not None and _registered.key in metadata else None

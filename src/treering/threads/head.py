@@ -31,9 +31,9 @@ from treering.threads.checkpoint import (
     PREFIX,
     CheckpointRecord,
     ListPrefix,
+    extension_of,
     new_checkpoint_id,
     read_list,
-    registered,
 )
 from treering.threads.history import REWIND, Journal, find_position
 from treering.threads.writer import (
@@ -241,7 +241,7 @@ class Head:
                         data=encode_json(data),
                     )
                 )
-                extension = registered()
+                extension = extension_of(target.metadata)
                 if extension is not None:
                     extension.rewind(
                         draft, self._engine, target, thread=self._thread_id, namespace=self._namespace

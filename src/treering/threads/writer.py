@@ -50,8 +50,8 @@ from treering.threads.checkpoint import (
     CheckpointRecord,
     EncodedMetadata,
     ListPrefix,
+    extension_of,
     incomplete_list,
-    registered,
     write_checkpoint,
     write_state,
 )
@@ -228,7 +228,7 @@ class CheckpointWriter:
             state = {**state, **write_state(draft, new.previous_state, new.state, scope=scope)}
         if new.lists or new.state:
             record = structs.replace(record, lists=lists, state=state)
-        extension = registered()
+        extension = extension_of(record.metadata)
         depends_on = None if extension is None else extension.required_scope(record, new.origin)
         write_checkpoint(draft, record, metadata=new.metadata, depends_on=depends_on)
         return record

@@ -17,7 +17,7 @@ from treering.core.query import Erasure, EventQuery
 from treering.engines.postgres import follow, open_postgres
 from treering.engines.postgres.errors import ConnectionLost
 from treering.engines.postgres.pipeline import PendingResult, Pipeline
-from treering.engines.sql.commit import state as state_module
+from treering.engines.sql.commit import decide as decide_module
 from treering.engines.sql.gc.mark import Mark
 from treering.errors import ListMoved, MissingObjects, NotFound, RefMoved, TreeringError
 from treering.testing import batches
@@ -116,7 +116,7 @@ def test_links_to_content_of_earlier_commits_cost_no_query(mine, theirs, exchang
 
 
 def test_reserved_numbers_are_renewed(mine, exchanges, monkeypatch):
-    monkeypatch.setattr("treering.engines.sql.commit.state.RESERVED_NUMBERS", 4)
+    monkeypatch.setattr("treering.engines.sql.commit.decide.RESERVED_NUMBERS", 4)
     mine.commit(step(0))
     assert [counted(mine, exchanges, step(at)) for at in range(1, 12)] == [1, 1, 1, 1, 2, 1, 1, 1, 1, 2, 1]
 
@@ -142,8 +142,8 @@ def test_a_writer_that_is_alone_again_uses_the_cache_again(mine, theirs, exchang
     mine.commit(step(0))
     theirs.commit(step(1))
     mine.commit(step(2))
-    asked = [counted(mine, exchanges, step(at)) for at in range(3, 3 + state_module.DOUBTED_COMMITS)]
-    assert asked == [2] * state_module.DOUBTED_COMMITS
+    asked = [counted(mine, exchanges, step(at)) for at in range(3, 3 + decide_module.DOUBTED_COMMITS)]
+    assert asked == [2] * decide_module.DOUBTED_COMMITS
     mine.commit(step(11))  # reserves numbers again
     assert counted(mine, exchanges, step(12)) == 1
 
@@ -175,7 +175,7 @@ def test_a_repeated_event_is_not_counted_again(mine):
 
 
 def test_commit_times_increase_across_processes(mine, theirs, monkeypatch):
-    monkeypatch.setattr(state_module, "DOUBTED_COMMITS", 0)
+    monkeypatch.setattr(decide_module, "DOUBTED_COMMITS", 0)
     monkeypatch.setattr(mine._postgres, "now_us", lambda: 1000)
     monkeypatch.setattr(theirs._postgres, "now_us", lambda: 2000)
     times = [
@@ -332,7 +332,7 @@ class AlternatingEngines:
 
 @pytest.mark.timeout(600)  # shrinking a failure takes long
 def test_random_histories_of_alternating_engines(postgres_url, monkeypatch):
-    monkeypatch.setattr(state_module, "DOUBTED_COMMITS", 0)
+    monkeypatch.setattr(decide_module, "DOUBTED_COMMITS", 0)
     seeds = iter(range(1_000_000))
     run_state_machine_as_test(
         engine_machine(lambda: AlternatingEngines(postgres_url, next(seeds)), max_examples=12)

@@ -10,7 +10,7 @@ import pytest
 import treering
 from treering.core.query import EventQuery
 from treering.engines.sql import read
-from treering.engines.sql.dictionary import Dictionary
+from treering.engines.sql.rows import Dictionary
 
 
 class RecordingSession:

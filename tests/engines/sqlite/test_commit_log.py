@@ -16,7 +16,7 @@ from treering.core.clock import DAY_US
 from treering.core.content import Content
 from treering.core.query import Erasure, EventQuery
 from treering.engines.sql.commit import write
-from treering.engines.sql.commit.encode import encode_batch
+from treering.engines.sql.commit.group import encode_batch
 from treering.engines.sql.engine import BEFORE_COMMIT
 from treering.engines.sqlite import SqliteEngine, commit_log, open_sqlite
 from treering.engines.sqlite import connection as connection_module

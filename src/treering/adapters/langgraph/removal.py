@@ -20,7 +20,8 @@ from treering.core.encoding import encode_json
 from treering.core.ids import new_id
 from treering.core.query import Erasure, EventQuery, check_may_erase, each_record
 from treering.errors import Conflict, InvalidInput
-from treering.graphs.graph import EMBEDDED_FORM, PREFIX_FORMS, WRITES, Graphs, graph_head
+from treering.graphs.extension import WRITES
+from treering.graphs.graph import EMBEDDED_FORM, PREFIX_FORMS, Graphs, graph_head
 from treering.graphs.step import GRAPH, GraphKey, Step, copied_id, step_id, writes_key
 from treering.threads.checkpoint import (
     FORKED_FROM,

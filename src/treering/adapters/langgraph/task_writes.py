@@ -35,7 +35,8 @@ from treering.core.batch import Event
 from treering.core.content import Address, Content, list_address, slot_address
 from treering.core.encoding import decode, encode_json
 from treering.errors import Corrupt, NotFound
-from treering.graphs.graph import EMBEDDED_FORM, PREFIX_FORMS, WRITES
+from treering.graphs.extension import WRITES
+from treering.graphs.graph import EMBEDDED_FORM, PREFIX_FORMS
 from treering.graphs.step import writes_key
 from treering.threads.checkpoint import MAX_ROW_BYTES
 

@@ -53,8 +53,8 @@ from treering.core.batch import ABSENT, Draft
 from treering.core.encoding import encode_json
 from treering.core.query import Erasure
 from treering.errors import Conflict, ListMoved, RefMoved, Unencodable
+from treering.graphs.extension import shortened
 from treering.graphs.graph import GRAPH, Graphs, Step, graph_head
-from treering.graphs.rows import shortened
 from treering.graphs.step import HIDDEN, GraphKey, step_id
 from treering.threads import checkpoint as checkpoints
 from treering.threads.checkpoint import (

@@ -38,7 +38,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from treering.core.clock import Clock
 from treering.engines.postgres.errors import ConnectionLost, connection_refused, translate
 from treering.engines.postgres.pipeline import MAX_PARAMETERS, PendingResult, Pipeline
-from treering.engines.sql.dictionary import Dictionary
+from treering.engines.sql.rows import Dictionary
 from treering.engines.sql.session import RECEIPTS, Dialect, Row, for_rows, query_in_chunks
 from treering.errors import Busy, Closed, InvalidInput, TreeringError, Unreachable
 

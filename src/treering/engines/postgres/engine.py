@@ -5,35 +5,48 @@ staged objects go into packs of the blob store if one is given, otherwise into r
 trip if the cache of this process decides it, otherwise two: one that locks the space and reads what the batch
 touches, one that writes and commits. A connection pooler works if it supports prepared statements (PgBouncer
 from 1.21); if it swallows notifications, followers see commits within a second.
+
+Full-text search (`PostgresTextIndex`) works on rows of lexemes, without any extension. A row of ``fts`` holds
+the stems (or trigrams) of a text as a ``tsvector``, with how often each occurs, and two more lexemes that
+stand for its collection and namespace. So one GIN index answers "these words in this namespace" by
+intersecting lists, and texts of other tenants are never looked at. Scores are Okapi BM25 over the texts that
+were searched; of equal scores, the older text comes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from treering.core.batch import Tokens
 from treering.core.clock import Clock, SystemClock
 from treering.core.engine import Caps
 from treering.core.failpoints import hit
 from treering.core.ids import new_id
+from treering.core.query import SearchQuery
 from treering.core.storage import Blobs
+from treering.core.text import folded, stem, words
 from treering.engines.postgres.connection import PostgresDatabase, PostgresUrl
 from treering.engines.postgres.errors import AlreadyStored, ConnectionLost, StaleCache
 from treering.engines.postgres.follow import Announcer, Follower
-from treering.engines.postgres.fts import PostgresTextIndex
 from treering.engines.sql import schema
 from treering.engines.sql.commit.write import write_group
-from treering.engines.sql.dictionary import decode_phrases
 from treering.engines.sql.engine import BEFORE_COMMIT, SqlEngine
 from treering.engines.sql.objects import Objects
+from treering.engines.sql.rows import decode_phrases
+from treering.engines.sql.search import TextIndex
+from treering.engines.sql.session import Session
 from treering.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:
     from psycopg import Connection
 
-    from treering.engines.sql.commit.encode import EncodedBatch
-    from treering.engines.sql.commit.group import Outcome
+    from treering.engines.sql.commit.group import EncodedBatch, Outcome
+
 
 OLDEST_SERVER: Final = 12
 """The oldest PostgreSQL that the SQL is written for; the tests run on 18."""
@@ -128,12 +141,16 @@ class PostgresEngine(SqlEngine):
 
 
 def open_postgres(
-    url: str, *, blobs: Blobs | None = None, clock: Clock | None = None, phrases: Sequence[str] = ()
+    url: str,
+    *,
+    blobs: Blobs | None = None,
+    clock: Clock | None = None,
+    phrases: Callable[[], Sequence[str]] = tuple,
 ) -> PostgresEngine:
     """Open the store in a database; its tables are created on first use.
 
-    Time is the server's, unless the clock given is something other than this machine's. ``phrases`` become
-    the dictionary of a new store (see `engines.sql.dictionary`).
+    Time is the server's, unless the clock given is something other than this machine's. ``phrases`` returns
+    the dictionary of a new store (see `engines.sql.rows`).
     """
     address = PostgresUrl(url)
     where = address.where
@@ -149,3 +166,147 @@ def open_postgres(
         info = schema.ensure_schema(plain, "postgresql", location=url, store_id=new_id(), phrases=phrases)
     database.dictionary.define(decode_phrases(info.dictionary or "[]"))
     return PostgresEngine(database, blobs, address.without_password)
+
+
+_GRAM: Final = 3
+_MARK: Final = "\x01"
+"""The prefix of lexemes that stand for collections and namespaces."""
+
+_MOST_REPEATS: Final = 50
+_LONGEST_LEXEME: Final = 200
+_LARGEST_VECTOR: Final = 900_000
+"""PostgreSQL's limit is a megabyte; the rest of a longer text is not indexed."""
+
+_COUNT_LIMIT: Final = 100_000
+"""Counting texts of a collection stops here: weights hardly change beyond."""
+
+_MOST_LEXEMES: Final = 128
+"""The rest of a longer query is ignored."""
+
+
+class PostgresTextIndex(TextIndex):
+    """Texts in the table ``fts``."""
+
+    def create(self, session: Session, collection: int, tokens: Tokens) -> None:
+        """Nothing to create: all collections share the table."""
+
+    def add(
+        self, session: Session, collection: int, tokens: Tokens, texts: Sequence[tuple[int, str, str]]
+    ) -> None:
+        """Index texts, given as number, namespace and text."""
+        session.execute_many(
+            "INSERT INTO fts (no, collection, namespace, terms) VALUES (?, ?, ?, ?)",
+            [
+                (no, collection, space, _vector(text, tokens, _marks(collection, space)))
+                for no, space, text in texts
+            ],
+        )
+
+    def drop(self, session: Session, collection: int, text: tuple[int, str, str]) -> None:
+        """Remove one text."""
+        del collection
+        session.execute("DELETE FROM fts WHERE no = ?", (text[0],))
+
+    def remove(self, session: Session, space: int, numbers: Sequence[int]) -> int:
+        """Remove texts and their rows; unlike FTS5, their numbers are enough."""
+        del space
+        chosen = [(number,) for number in set(numbers)]
+        session.execute_many("DELETE FROM fts WHERE no = ?", chosen)
+        session.execute_many("DELETE FROM text WHERE no = ?", chosen)
+        return len(chosen)
+
+    def clear(self, session: Session, collection: int, tokens: Tokens) -> None:
+        """Remove all texts of a collection."""
+        del tokens
+        session.execute("DELETE FROM fts WHERE collection = ?", (collection,))
+
+    def optimize(self, session: Session, collections: Sequence[int]) -> None:
+        """Nothing to do: no query finds a deleted row."""
+
+    def find(
+        self, session: Session, collection: int, tokens: Tokens, terms: Sequence[str], query: SearchQuery
+    ) -> list[tuple[int, float]]:
+        """Return numbers and scores of texts that contain any of the terms, best first."""
+        wanted = [_quoted(lexeme) for lexeme in dict.fromkeys(_query_lexemes(terms, tokens))][:_MOST_LEXEMES]
+        if not wanted:
+            return []
+        only = [query.namespace] if query.namespace is not None else []
+        mark = _quoted(_marks(collection, query.namespace)[-1])
+        match = f"{mark} & ( {' | '.join(wanted)} )"
+        parameters = (*wanted, match, collection, *only, collection, *only, _COUNT_LIMIT, query.limit)
+        return [(no, score) for no, score in session.rows(_find_sql(len(wanted), bool(only)), parameters)]
+
+
+@lru_cache(maxsize=2 * _MOST_LEXEMES)
+def _find_sql(count: int, in_namespace: bool) -> str:  # noqa: FBT001 - a key of the cache
+    """Return the search for ``count`` lexemes: find, weigh each by how many texts contain it, add up.
+
+    ts_rank of one word that occurs n times is (1 + 1/4 + ... + 1/n^2) / 1.64493, so n is r / (1 - r) / 1.6,
+    within two percent. The rest is BM25 with its usual k1 = 1.2 and b = 0.75.
+    """
+    numbers = range(count)
+    only = "collection = ?" + (" AND namespace = ?" if in_namespace else "")
+    ranks = ", ".join(f"ts_rank('{{1,1,1,1}}', terms, ?::tsquery)::float8 AS r{i}" for i in numbers)
+    holders = ", ".join(f"(count(*) FILTER (WHERE r{i} > 0))::float8 AS h{i}" for i in numbers)
+    weights = ", ".join(f"ln(1 + (most - h{i} + 0.5) / (h{i} + 0.5)) AS w{i}" for i in numbers)
+    score = " + ".join(f"w{i} * 2.2 * r{i} / (r{i} + (1 - r{i}) * k)" for i in numbers)
+    return f"""
+        WITH found AS MATERIALIZED (
+          SELECT no, length(terms)::float8 AS size, {ranks} FROM fts WHERE terms @@ ?::tsquery AND {only}
+        ), texts AS (
+          SELECT count(*) AS total FROM (SELECT 1 FROM fts WHERE {only} LIMIT ?) AS sample
+        ), held AS (
+          SELECT avg(size) AS mean, count(*) AS hits, {holders} FROM found
+        ), weighed AS MATERIALIZED (
+          SELECT mean, {weights}
+          FROM (SELECT *, greatest(total, hits)::float8 AS most FROM held, texts) AS counted
+        )
+        SELECT no, {score} AS score
+        FROM (SELECT *, 1.92 * (0.25 + 0.75 * size / mean) AS k FROM found, weighed) AS hit
+        ORDER BY score DESC, no LIMIT ?
+    """
+
+
+def _marks(collection: int, namespace: str | None) -> list[str]:
+    """Return the lexemes for a collection and for a namespace in it."""
+    whole = f"{_MARK}{collection}"
+    if namespace is None:
+        return [whole]
+    digest = sha256(namespace.encode("utf-8", "surrogatepass")).hexdigest()[:20]
+    return [whole, f"{whole}.{digest}"]
+
+
+def _vector(text: str, tokens: Tokens, marks: Sequence[str]) -> str:
+    """Return a text as a tsvector literal: ``'lexeme':1,2,3`` for a lexeme that occurs three times."""
+    lexemes = _grams(text) if tokens == "trigrams" else map(stem, words(text))
+    parts = [_quoted(mark) for mark in marks]
+    size = 0
+    for lexeme, times in Counter(lexeme[:_LONGEST_LEXEME] for lexeme in lexemes).items():
+        repeats = min(times, _MOST_REPEATS)
+        size += len(lexeme.encode()) + 2 * repeats + 4
+        if size > _LARGEST_VECTOR:
+            break
+        parts.append(f"{_quoted(lexeme)}:{_POSITIONS[repeats]}")
+    return " ".join(parts)
+
+
+def _query_lexemes(terms: Iterable[str], tokens: Tokens) -> Iterator[str]:
+    for term in terms:
+        if tokens == "trigrams":
+            yield from _grams(term)
+        else:
+            yield from (stem(word)[:_LONGEST_LEXEME] for word in words(term))
+
+
+def _grams(text: str) -> Iterator[str]:
+    """Yield all trigrams without control characters, for languages without spaces."""
+    text = folded(text)
+    grams = (text[at : at + _GRAM] for at in range(len(text) - _GRAM + 1))
+    return (gram for gram in grams if gram.isprintable())
+
+
+def _quoted(lexeme: str) -> str:
+    return "'" + lexeme.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+_POSITIONS: Final = [",".join(map(str, range(1, count + 1))) for count in range(_MOST_REPEATS + 1)]

@@ -17,10 +17,14 @@ from treering.core.ids import check_space
 from treering.core.query import check_limit
 from treering.core.records import Lease, ListInfo, Page, SearchResult
 from treering.engines.sql import read, rollups
-from treering.engines.sql.commit.decide import AcceptedBatch, decide_all
-from treering.engines.sql.commit.encode import encode_batch, merge_dependencies
-from treering.engines.sql.commit.group import GroupCommit
-from treering.engines.sql.commit.state import SpaceCaches, cached_state, read_state
+from treering.engines.sql.commit.decide import (
+    AcceptedBatch,
+    SpaceCaches,
+    cached_state,
+    decide_all,
+    read_state,
+)
+from treering.engines.sql.commit.group import GroupCommit, encode_batch, merge_dependencies
 from treering.engines.sql.commit.write import write_group
 from treering.engines.sql.objects import PackGone
 from treering.engines.sql.read import ItemCache
@@ -34,11 +38,10 @@ if TYPE_CHECKING:
     from treering.core.content import Address, Content
     from treering.core.query import Erasure, EventQuery, SearchQuery, SumQuery
     from treering.core.records import Checked, Erased, Problem, Ref, Slice, SpaceStats, Sum, Swept
-    from treering.engines.sql.commit.encode import EncodedBatch
-    from treering.engines.sql.commit.group import Outcome
-    from treering.engines.sql.commit.state import CommitState
-    from treering.engines.sql.dictionary import Dictionary
+    from treering.engines.sql.commit.decide import CommitState
+    from treering.engines.sql.commit.group import EncodedBatch, Outcome
     from treering.engines.sql.objects import Objects
+    from treering.engines.sql.rows import Dictionary
     from treering.engines.sql.search import TextIndex
     from treering.engines.sql.session import Database, Session
 

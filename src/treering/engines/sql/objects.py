@@ -45,7 +45,7 @@ from treering.core.packs import (
     read_frame,
     read_index,
 )
-from treering.engines.sql.commit.state import invalidate_caches
+from treering.engines.sql.commit.decide import invalidate_caches
 from treering.engines.sql.commit.write import STAGE_SECONDS
 from treering.engines.sql.rows import frame_of, kind_of
 from treering.engines.sql.session import IN_LIMIT, query_in_chunks, rows_in_chunks

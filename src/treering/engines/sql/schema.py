@@ -12,7 +12,7 @@ and whatever was decided before the lock was taken is decided again under it.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
@@ -21,7 +21,7 @@ import msgspec
 
 from treering import __version__
 from treering.core.failpoints import declare, hit
-from treering.engines.sql.dictionary import encode_phrases
+from treering.engines.sql.rows import encode_phrases
 from treering.errors import InvalidInput, MissingExtra, NewerStore
 
 Dialect = Literal["sqlite", "postgresql"]
@@ -88,17 +88,23 @@ class StoreInfo(msgspec.Struct, frozen=True):
     format: str
     store_id: str | None
     dictionary: str | None
-    """Its phrases (see `dictionary`). Like the id, missing in a store that Alembic has just created."""
+    """Its phrases (see `rows`). Like the id, missing in a store that Alembic has just created."""
 
 
 def ensure_schema(
-    connection: Connection, dialect: Dialect, *, location: str, store_id: str, phrases: Sequence[str] = ()
+    connection: Connection,
+    dialect: Dialect,
+    *,
+    location: str,
+    store_id: str,
+    phrases: Callable[[], Sequence[str]] = tuple,
 ) -> StoreInfo:
     """Make sure that the tables exist and are at this version; return what the store says about itself.
 
     ``location`` is what Alembic opens if the store has to be upgraded: the path of the database file on
     SQLite, the URL on PostgreSQL; no message shows a URL. A store that has no id and dictionary yet gets
-    ``store_id`` and ``phrases``. Errors of the driver are left to the caller; nothing is half done then.
+    ``store_id`` and what ``phrases`` returns. Errors of the driver are left to the caller; then nothing is
+    half done.
     """
     with _waiting(connection, dialect):
         info = read_info(connection, dialect) or _create(connection, dialect)
@@ -193,14 +199,16 @@ def _upgrade(location: str, name: str, version: str) -> None:
     upgrade(location)
 
 
-def _initialize(connection: Connection, dialect: Dialect, store_id: str, phrases: Sequence[str]) -> StoreInfo:
+def _initialize(
+    connection: Connection, dialect: Dialect, store_id: str, phrases: Callable[[], Sequence[str]]
+) -> StoreInfo:
     """Give a new store its id and dictionary, unless another opener was first."""
     with _locked(connection, dialect):
         keys = {key for (key,) in connection.execute("SELECT key FROM meta")}
         if "store_id" not in keys:
             _set_meta(connection, dialect, "store_id", store_id)
         if "dictionary" not in keys:
-            _set_meta(connection, dialect, "dictionary", encode_phrases(phrases))
+            _set_meta(connection, dialect, "dictionary", encode_phrases(phrases()))
         info = read_info(connection, dialect)
     assert info is not None  # noqa: S101 - its tables exist
     return info

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from treering.engines.sql.dictionary import Dictionary
+    from treering.engines.sql.rows import Dictionary
 
 Dialect = Literal["sqlite", "postgresql"]
 Row = tuple[Any, ...]

@@ -24,7 +24,7 @@ from treering.core.content import (
 )
 from treering.core.packs import PackEntry, group_by_frame
 from treering.core.records import Checked, Problem
-from treering.engines.sql.commit.state import unpack_receipt
+from treering.engines.sql.commit.decide import unpack_receipt
 from treering.engines.sql.gc.mark import (
     COMMITS,
     PAGE,

@@ -40,8 +40,7 @@ from treering.errors import Corrupt
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from treering.engines.sql.commit.decide import AcceptedBatch
-    from treering.engines.sql.commit.state import CommitState, SpaceCache
+    from treering.engines.sql.commit.decide import AcceptedBatch, CommitState, SpaceCache
     from treering.engines.sql.session import Session
     from treering.engines.sqlite.connection import SqliteDatabase
 

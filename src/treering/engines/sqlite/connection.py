@@ -27,7 +27,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from treering.engines.sql.dictionary import Dictionary
+from treering.engines.sql.rows import Dictionary
 from treering.engines.sql.session import RECEIPTS, query_in_chunks
 from treering.engines.sqlite.commit_log import IS_PENDING, WIPE, flush
 from treering.engines.sqlite.errors import FAILURES, damaged, translate

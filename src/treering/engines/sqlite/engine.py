@@ -2,13 +2,24 @@
 
 ``treering.db`` (in WAL mode) holds every row. Large staged objects are in pack files of the blob store, a
 folder next to it unless another one is given. Many processes may have the store open.
+
+A commit by any process wakes those that wait for it (`Follower`). Commits of this process notify waiters
+directly. Those of others are noticed by one poller per process, which asks SQLite every few milliseconds
+whether the file has changed (that takes about three microseconds), and only while someone waits.
+
+Full-text search uses FTS5 (`SqliteTextIndex`): one index per collection, with the namespace as a token of its
+own. The tables hold no copy of the text (``content=''``), only its tokens. The namespace is hashed into one
+token, so a search in one namespace is an AND over two columns and reads only the entries of that namespace.
 """
 
 from __future__ import annotations
 
 import errno
 import sqlite3
+import threading
+import time
 from contextlib import closing, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,15 +30,15 @@ from treering.core.failpoints import declare, hit
 from treering.core.ids import new_id
 from treering.core.records import Problem
 from treering.engines.sql import schema
-from treering.engines.sql.dictionary import decode_phrases
 from treering.engines.sql.engine import SqlEngine
 from treering.engines.sql.objects import Objects
+from treering.engines.sql.rows import decode_phrases
+from treering.engines.sql.search import TextIndex
 from treering.engines.sqlite.commit_log import CommitLog
 from treering.engines.sqlite.connection import SqliteDatabase
 from treering.engines.sqlite.errors import FAILURES, damaged, translate
-from treering.engines.sqlite.follow import Follower
-from treering.engines.sqlite.fts import SqliteTextIndex
 from treering.errors import (
+    Closed,
     Conflict,
     Corrupt,
     NotFound,
@@ -39,13 +50,15 @@ from treering.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from treering.core.batch import Tokens
     from treering.core.clock import Clock
+    from treering.core.query import SearchQuery
     from treering.core.records import Checked
     from treering.core.storage import Blobs
-    from treering.engines.sql.commit.encode import EncodedBatch
-    from treering.engines.sql.commit.group import Outcome
+    from treering.engines.sql.commit.group import EncodedBatch, Outcome
+    from treering.engines.sql.session import Session
     from treering.engines.sqlite.connection import Durability
 
 
@@ -181,11 +194,11 @@ def open_sqlite(
     blobs: Blobs,
     durability: Durability = "full",
     clock: Clock | None = None,
-    phrases: Sequence[str] = (),
+    phrases: Callable[[], Sequence[str]] = tuple,
 ) -> SqliteEngine:
     """Open the store in ``folder``, creating it on first use.
 
-    ``phrases`` become the dictionary of a new store (see `engines.sql.dictionary`).
+    ``phrases`` returns the dictionary of a new store (see `engines.sql.rows`).
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -266,3 +279,139 @@ def refuse_occupied(folder: Path) -> None:
     """Raise `Conflict` unless the folder is new or empty."""
     if folder.exists() and any(folder.iterdir()):
         raise Conflict(f"{folder} is not empty; name a new folder for the copy")
+
+
+POLL_SECONDS: Final = 0.004
+
+
+class Follower:
+    """Waits for changes of one database."""
+
+    def __init__(self, database: SqliteDatabase) -> None:
+        self._database = database
+        self._changed = threading.Condition()
+        self._waiters = 0
+        self._changes = 0
+        self._poller: threading.Thread | None = None
+
+    def notify(self) -> None:
+        """Wake waiters: this process has committed something."""
+        if self._waiters:
+            with self._changed:
+                self._changes += 1
+                self._changed.notify_all()
+
+    def wait(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Return when ``ready`` holds after a change, or when time is up."""
+        if seconds <= 0 or ready():
+            return
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            self._waiters += 1
+            if (
+                self._poller is None or not self._poller.is_alive()
+            ):  # in a forked child the thread does not exist
+                self._poller = threading.Thread(target=self._poll, name="treering-follow", daemon=True)
+                self._poller.start()
+        try:
+            while True:
+                seen = self._changes
+                left = deadline - time.monotonic()
+                if ready() or left <= 0:
+                    return
+                with self._changed:
+                    if self._changes == seen:  # otherwise it changed meanwhile
+                        self._changed.wait(min(left, 1.0))
+        finally:
+            with self._changed:
+                self._waiters -= 1
+
+    def _poll(self) -> None:
+        last = None
+        while True:
+            with self._changed:
+                if not self._waiters:
+                    self._poller = None
+                    return
+            try:
+                version = self._database.change_count()
+            except (Closed, sqlite3.Error):
+                version = None  # closed, or about to be: waiters find out when they look
+            if version != last:
+                last = version
+                self.notify()
+            time.sleep(POLL_SECONDS)
+
+
+_TOKENIZERS: Final[dict[Tokens, str]] = {
+    "words": "porter unicode61 remove_diacritics 2",
+    "trigrams": "trigram",
+}
+_GRAM: Final = 3
+
+
+class SqliteTextIndex(TextIndex):
+    """Texts in FTS5 tables named ``fts_<collection>``."""
+
+    def create(self, session: Session, collection: int, tokens: Tokens) -> None:
+        """Create an FTS5 table."""
+        session.run(
+            f"CREATE VIRTUAL TABLE fts_{collection} "
+            f"USING fts5(namespace, words, content='', tokenize='{_TOKENIZERS[tokens]}')"
+        )
+
+    def add(
+        self, session: Session, collection: int, tokens: Tokens, texts: Sequence[tuple[int, str, str]]
+    ) -> None:
+        """Index texts, given as number, namespace and text."""
+        del tokens  # the table has its tokenizer
+        session.run_many(
+            f"INSERT INTO fts_{collection} (rowid, namespace, words) VALUES (?, ?, ?)",
+            [(no, _token(namespace), words) for no, namespace, words in texts],
+        )
+
+    def drop(self, session: Session, collection: int, text: tuple[int, str, str]) -> None:
+        """Remove one text; as the index has no copy, it has to be given what it indexed."""
+        no, namespace, words = text
+        session.run(
+            f"INSERT INTO fts_{collection} (fts_{collection}, rowid, namespace, words) "
+            "VALUES ('delete', ?, ?, ?)",
+            (no, _token(namespace), words),
+        )
+
+    def clear(self, session: Session, collection: int, tokens: Tokens) -> None:
+        """Remove all texts of a collection."""
+        session.run(f"DROP TABLE IF EXISTS fts_{collection}")
+        self.create(session, collection, tokens)
+
+    def optimize(self, session: Session, collections: Sequence[int]) -> None:
+        """Merge each index into one segment: only then are the tokens of deleted texts really gone."""
+        for collection in collections:
+            session.run(f"INSERT INTO fts_{collection} (fts_{collection}) VALUES ('optimize')")
+
+    def find(
+        self, session: Session, collection: int, tokens: Tokens, terms: Sequence[str], query: SearchQuery
+    ) -> list[tuple[int, float]]:
+        """Return numbers and scores of texts that contain any of the terms, best first."""
+        wanted = _grams(terms) if tokens == "trigrams" else terms
+        if not wanted:
+            return []
+        match = "words : (" + " OR ".join(f'"{term}"' for term in wanted) + ")"
+        if query.namespace is not None:
+            match = f'namespace : "{_token(query.namespace)}" AND {match}'
+        rows = session.rows(
+            f"SELECT rowid, -bm25(fts_{collection}) AS score FROM fts_{collection} "
+            f"WHERE fts_{collection} MATCH ? ORDER BY score DESC, rowid LIMIT ?",
+            (match, query.limit),
+        )
+        return [(no, score) for no, score in rows]
+
+
+def _token(namespace: str) -> str:
+    return "n" + sha256(namespace.encode("utf-8", "surrogatepass")).hexdigest()[:20]
+
+
+def _grams(terms: Sequence[str]) -> list[str]:
+    """Return all trigrams, for languages without spaces."""
+    grams = {term[at : at + _GRAM]: None for term in terms for at in range(max(len(term) - _GRAM + 1, 0))}
+    return list(grams)

@@ -51,7 +51,7 @@ class Database:
     def ensure_schema(self, store_id: str = "the-id", phrases: tuple[str, ...] = ()) -> str:
         with self.connection() as connection:
             info = schema.ensure_schema(
-                connection, self.dialect, location=self.location, store_id=store_id, phrases=phrases
+                connection, self.dialect, location=self.location, store_id=store_id, phrases=lambda: phrases
             )
         return info.store_id
 

@@ -140,7 +140,9 @@ def holds_all(found: dict[str, list[dict]]) -> bool:
 
 def main() -> None:
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    schema.ensure_schema(connection, "sqlite", location=":memory:", store_id="golden", phrases=PHRASES)
+    schema.ensure_schema(
+        connection, "sqlite", location=":memory:", store_id="golden", phrases=lambda: PHRASES
+    )
     connection.execute("UPDATE meta SET value = 'treering 0.1.0' WHERE key = 'created_by'")
     fill(connection, "sqlite")
     print("\n".join(connection.iterdump()))

@@ -1,24 +1,46 @@
-"""The decision: may this batch commit, and what will it have done?
+"""The decision: may this batch commit, and what will it have done? And the state that it is decided on.
 
-Pure, and the only place that decides. The batches of a group are decided one after another against one
-`CommitState`, each seeing the effects of those before it. A batch is checked completely before it changes
-the state, so a rejected batch leaves no trace and does not affect its neighbours.
+`decide` is pure, and the only place that decides. The batches of a group are decided one after another
+against one `CommitState`, each seeing the effects of those before it. A batch is checked completely before it
+changes the state, so a rejected batch leaves no trace and does not affect its neighbours.
 
 **Invariant:** the result depends on the state alone, not on where it came from. A batch that is accepted on a
 cached state is accepted on a freshly read one, with the same receipt. A rejection or a repeated batch on a
 cached state may be wrong, because the cache may be stale; so callers decide those again on a fresh one.
+
+`read_state` fills the state under the lock of the space, so it stays true until the transaction ends;
+everything is asked in one go, which costs a server one round trip and not one per row. `cached_state` fills
+it from the `SpaceCache`, without a single query.
+
+The cache is valid as long as the counters of the space are unchanged: ``seq`` moves with every commit,
+``scopes_dropped`` with every removal. A scope keeps its number, and a body or object stays stored, until
+something is removed; a ref or list is where the last commit left it until somebody else commits. The time of
+the last commit is compared too, because a server restored from a backup may reach the same ``seq`` again.
+
+**Invariant:** something enters the cache only after the transaction that made it true has ended. It is used
+only if the counters still match when the commit is written: they are compared under the lock by `read_state`,
+by the first statement of a commit that was decided from the cache (`CommitState.advance`), or by the insert
+into SQLite's commit log.
+
+Over a network the counters are not read first, because that would cost a round trip. After a commit has
+found the cache stale, the next `DOUBTED_COMMITS` commits read the state, so that several writers of one
+space do not pay for wrong guesses. Numbers for commits are reserved there too. They are taken under the lock
+and dropped when the counters change, so within a space a later commit always has a higher number.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
 
 from treering.core.batch import ABSENT, ANY, Add, Delete, Receipt, Set
 from treering.core.content import list_address
 from treering.core.records import MAX_LIST_DEPTH
-from treering.engines.sql.commit.state import ListState, RefState
+from treering.engines.sql.session import query_in_chunks
 from treering.errors import (
     Conflict,
+    Corrupt,
     Fenced,
     InvalidInput,
     ListMoved,
@@ -29,11 +51,11 @@ from treering.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
     from treering.core.batch import Append, Batch, RefChange
-    from treering.engines.sql.commit.encode import EncodedBatch
-    from treering.engines.sql.commit.state import CommitState
+    from treering.engines.sql.commit.group import Dependencies, EncodedBatch
+    from treering.engines.sql.session import Session
 
 
 class AcceptedBatch:
@@ -211,3 +233,375 @@ def _apply(
         state.lists[append.list] = target
     state.written += 1
     return AcceptedBatch(encoded, receipt, refs, appends)
+
+
+CACHED_SCOPES: Final = 10_000
+"""How many scopes of a space are cached at most."""
+CACHED_STATES: Final = 4_096
+"""How many refs, lists, bodies and objects of a space are cached at most, each."""
+VALUE_BYTES: Final = 512
+"""A ref with a longer value is not cached."""
+DOUBTED_COMMITS: Final = 8
+"""How many commits read the state after one that found the cache stale."""
+RESERVED_NUMBERS: Final = 256
+"""How many commit numbers are reserved ahead."""
+
+
+class RefState:
+    """A ref as the decision sees it; ``value`` is ``None`` when it is deleted."""
+
+    __slots__ = ("scope", "value", "version")
+
+    def __init__(self, version: int, value: bytes | None, scope: int | None) -> None:
+        self.version = version
+        self.value = value
+        self.scope = scope
+
+
+class ListState:
+    """A list as the decision sees it."""
+
+    __slots__ = ("depth", "length", "no", "parent", "scope", "start")
+
+    def __init__(self, no: int, scope: int, parent: int | None, start: int, length: int, depth: int) -> None:
+        self.no = no
+        self.scope = scope
+        self.parent = parent
+        self.start = start
+        self.length = length
+        self.depth = depth
+
+    def with_length(self, length: int) -> ListState:
+        """Return the same list with another length."""
+        return ListState(self.no, self.scope, self.parent, self.start, length, self.depth)
+
+
+class CommitState:
+    """The state that a group is decided on, updated by the decision as it accepts batch after batch."""
+
+    __slots__ = (
+        "bodies",
+        "commit_numbers",
+        "committed_at_us",
+        "expected_counters",
+        "list_numbers",
+        "lists",
+        "now_us",
+        "objects",
+        "receipts",
+        "refs",
+        "scope_numbers",
+        "scopes",
+        "seq",
+        "space",
+        "tokens",
+        "written",
+    )
+
+    def __init__(self, space: int, now_us: int) -> None:
+        self.space = space
+        self.now_us = now_us
+        self.seq = 0
+        self.committed_at_us = 0
+        self.expected_counters: tuple[int, int, int] | None = None
+        """The counters that the write has to find, if they were taken from the cache and not read."""
+        self.receipts: dict[str, Receipt] = {}
+        self.scopes: dict[str, int] = {}
+        self.refs: dict[str, RefState] = {}
+        self.lists: dict[str, ListState] = {}
+        self.tokens: dict[str, int] = {}
+        """The fencing tokens of the leases that are held."""
+        self.objects: set[str] = set()
+        self.bodies: set[tuple[str, int]] = set()
+        self.commit_numbers: list[int] = []
+        self.written = 0
+        """How many of these numbers the group has taken."""
+        self.list_numbers: dict[str, int] = {}
+        self.scope_numbers: dict[str, int] = {}
+        """Numbers for lists and scopes that do not exist yet."""
+
+    def advance(self) -> tuple[str, tuple[int, ...]]:
+        """Return the statement that moves the counters of the space.
+
+        If they were cached and not read, it makes the transaction fail unless they are still the same. It
+        also locks the space, so it has to be the first statement.
+        """
+        if self.expected_counters is None:
+            return _ADVANCE, (self.seq, self.committed_at_us, self.space)
+        return _ADVANCE_IF, (self.seq, self.committed_at_us, self.space, *self.expected_counters)
+
+
+class SpaceCache:
+    """What this process knows of one space, and the counters at which it was true."""
+
+    __slots__ = (
+        "bodies",
+        "commit_no",
+        "commit_numbers",
+        "committed_at_us",
+        "counters_first",
+        "doubts",
+        "lists",
+        "objects",
+        "previous_no",
+        "refs",
+        "removals",
+        "scopes",
+        "seq",
+    )
+
+    def __init__(self, *, counters_first: bool) -> None:
+        self.counters_first = counters_first
+        """Whether `read_state` looks at the counters first, and then asks only for what is not cached."""
+        self.seq: int = -1
+        """-1 while nothing here may be used."""
+        self.removals: int = -1
+        self.committed_at_us: int = 0
+        self.doubts = 0
+        """How many more commits have to find the cache valid before one is decided from it."""
+        self.previous_no = self.commit_no = 0
+        """The number of the last commit of this process, and the highest one before it."""
+        self.commit_numbers: list[int] = []
+        self.scopes: dict[str, int] = {}
+        self.refs: dict[str, RefState] = {}
+        self.lists: dict[str, ListState] = {}
+        self.bodies: set[tuple[str, int]] = set()
+        self.objects: set[str] = set()
+
+    def validate(self, seq: int, committed_at_us: int, removals: int) -> None:
+        """Drop what the counters of the locked space show to be out of date."""
+        if (seq, committed_at_us, removals) == (self.seq, self.committed_at_us, self.removals):
+            if self.doubts:
+                self.doubts -= 1
+            return
+        if seq <= self.seq or removals != self.removals:
+            self.scopes.clear()
+            self.bodies.clear()
+            self.objects.clear()
+        if self.seq >= 0:
+            self.doubts = DOUBTED_COMMITS
+        self.refs.clear()
+        self.lists.clear()
+        self.commit_numbers = []
+        self.seq, self.committed_at_us, self.removals = seq, committed_at_us, removals
+
+    def update(self, state: CommitState, batches: int) -> None:
+        """Take over the state after a commit of so many batches. Call it when the transaction has ended."""
+        self.seq = -1  # a fork or an interrupt may happen in between
+        if len(self.scopes) > CACHED_SCOPES:
+            self.scopes.clear()
+        if len(self.refs) > CACHED_STATES or len(self.lists) > CACHED_STATES:
+            self.refs.clear()
+            self.lists.clear()
+        if len(self.bodies) > CACHED_STATES:
+            self.bodies.clear()
+        if len(self.objects) > CACHED_STATES:
+            self.objects.clear()
+        self.scopes.update(state.scopes)
+        self.lists.update(state.lists)
+        for name, ref in state.refs.items():
+            if ref.value is None or len(ref.value) <= VALUE_BYTES:
+                self.refs[name] = ref
+            else:
+                self.refs.pop(name, None)
+        self.bodies.update(state.bodies)
+        self.objects.update(state.objects)
+        self.previous_no = state.commit_numbers[0] - 1
+        self.commit_no = self.previous_no + state.written
+        self.commit_numbers = state.commit_numbers[batches:]
+        self.committed_at_us = state.committed_at_us
+        self.seq = state.seq
+
+
+class SpaceCaches:
+    """The caches of all spaces of a store."""
+
+    def __init__(self, *, counters_first: bool) -> None:
+        self._counters_first = counters_first
+        self._spaces: dict[int, SpaceCache] = {}
+
+    def of(self, space: int) -> SpaceCache:
+        """Return the cache of a space."""
+        cache = self._spaces.get(space)
+        if cache is None:
+            cache = self._spaces[space] = SpaceCache(counters_first=self._counters_first)
+        return cache
+
+    def invalidate_others(self, space: int) -> None:
+        """Invalidate the caches of all other spaces: another process has committed."""
+        for number, cache in list(self._spaces.items()):
+            if number != space:
+                cache.seq = -1
+
+    def drop(self, space: int) -> None:
+        """Drop the cache of a space; a commit in progress keeps what it has taken from it."""
+        self._spaces.pop(space, None)
+
+
+def invalidate_caches(session: Session, space: int) -> None:
+    """Invalidate the caches that all processes have of a space, as part of this transaction.
+
+    Whatever changes a space other than by a commit has to do this.
+    """
+    session.run("UPDATE space SET scopes_dropped = scopes_dropped + 1 WHERE no = ?", (space,))
+
+
+def cached_state(
+    cache: SpaceCache, space: int, dependencies: Dependencies, now_us: int, commit_numbers: list[int]
+) -> CommitState | None:
+    """Return the state behind ``dependencies`` from the cache, or ``None`` if not all of it is cached.
+
+    It is only as true as the cache is: see `CommitState.advance`. Receipts are not cached, so whether a
+    batch is a repetition shows when it is written.
+    """
+    if cache.seq < 0 or len(commit_numbers) < len(dependencies.batches) or dependencies.leases:
+        return None
+    if not (dependencies.slots.keys() <= cache.bodies and dependencies.objects.keys() <= cache.objects):
+        return None
+    state = CommitState(space, now_us)
+    state.bodies.update(dependencies.slots)
+    state.objects.update(dependencies.objects)
+    if (
+        _take(dependencies.scopes, cache.scopes, state.scopes)
+        or _take(dependencies.refs, cache.refs, state.refs)
+        or _take(dependencies.lists, cache.lists, state.lists)
+    ):
+        return None
+    state.seq = cache.seq
+    state.committed_at_us = cache.committed_at_us
+    state.expected_counters = (cache.seq, cache.committed_at_us, cache.removals)
+    state.commit_numbers = commit_numbers
+    return state
+
+
+def read_state(
+    session: Session, space: int, dependencies: Dependencies, now_us: int, cache: SpaceCache
+) -> CommitState:
+    """Lock the space and read the state behind ``dependencies``.
+
+    Everything is asked before the first answer is looked at, so a server needs one round trip; numbers for
+    new scopes and lists need another. Where queries are cheap (`SpaceCache.counters_first`), the counters
+    are looked at first, and what is cached is not asked for.
+    """
+    state = CommitState(space, now_us)
+    counters, receipts = session.lock(space, dependencies.batches)
+    scope_names: Iterable[str] = dependencies.scopes
+    ref_names: Iterable[str] = dependencies.refs
+    list_ids: Iterable[str] = dependencies.lists
+    object_names, slots = dependencies.objects.keys(), dependencies.slots.keys()
+    reserve = 0
+    if cache.counters_first:
+        ((seq, committed_at_us, removals),) = counters
+        cache.validate(seq, committed_at_us, removals)
+        scope_names = _take(dependencies.scopes, cache.scopes, state.scopes)
+        ref_names = _take(dependencies.refs, cache.refs, state.refs)
+        list_ids = _take(dependencies.lists, cache.lists, state.lists)
+        state.objects = object_names & cache.objects
+        state.bodies = slots & cache.bodies
+        object_names, slots = object_names - state.objects, slots - state.bodies
+    elif not cache.doubts:
+        reserve = RESERVED_NUMBERS
+    scopes = _query(session, _SCOPES, space, scope_names)
+    refs = _query(session, _REFS, space, ref_names)
+    lists = _query(session, _LISTS, space, list_ids)
+    leases = _query(session, _LEASES, space, dependencies.leases)
+    objects = _query(session, _OBJECTS, space, map(bytes.fromhex, object_names))
+    bodies = _query(session, _BODIES, space, {batch for batch, _ in slots})
+    state.commit_numbers = session.numbers("commits", len(dependencies.batches) + reserve)
+    ((state.seq, state.committed_at_us, removals),) = counters
+    if not cache.counters_first:
+        cache.validate(state.seq, state.committed_at_us, removals)
+    for row in receipts:
+        state.receipts[row[0]] = unpack_receipt(*row)
+    state.scopes.update(scopes)
+    for name, version, value, scope in refs:
+        state.refs[name] = RefState(version, None if value is None else bytes(value), scope)
+    for list_id, *columns in lists:
+        state.lists[list_id] = ListState(*columns)
+    for name, token, expires in leases:
+        if expires > now_us:
+            state.tokens[name] = token
+    for (name,) in objects:
+        state.objects.add(bytes(name).hex())
+    for batch, key in bodies:
+        state.bodies.add((batch, key & 0xFFFF))
+    if len(state.scopes) < len(dependencies.scopes):
+        state.scope_numbers = _number_new(session, "scope", dependencies.scopes, state.scopes)
+    if len(state.lists) < len(dependencies.lists):
+        state.list_numbers = _number_new(session, "list", dependencies.lists, state.lists)
+    return state
+
+
+Cached = TypeVar("Cached")
+
+
+def _take(names: Iterable[str], cached: dict[str, Cached], taken: dict[str, Cached]) -> list[str]:
+    """Copy what is cached under these names; return the other names."""
+    missing: list[str] = []
+    for name in names:
+        if name in cached:
+            taken[name] = cached[name]
+        else:
+            missing.append(name)
+    return missing
+
+
+def _query(session: Session, sql: str, space: int, values: Iterable[Any]) -> Iterable[Any]:
+    wanted = list(values)
+    return query_in_chunks(session, sql, (space,), wanted) if wanted else ()
+
+
+def _number_new(session: Session, table: str, names: Iterable[str], known: Container[str]) -> dict[str, int]:
+    new = [name for name in names if name not in known]
+    return dict(zip(new, session.numbers(table, len(new)), strict=True))
+
+
+class _StoredReceipt(msgspec.Struct, array_like=True):
+    versions: dict[str, int]
+    sums: dict[str, int]
+    new_events: int
+
+
+_decode_receipt = msgspec.msgpack.Decoder(_StoredReceipt).decode
+_encode_receipt = msgspec.msgpack.Encoder().encode
+
+
+def pack_receipt(versions: dict[str, int], sums: dict[str, int], new_events: int) -> bytes:
+    """Encode the part of a receipt that has no column of its own."""
+    return _encode_receipt(_StoredReceipt(versions, sums, new_events))
+
+
+def unpack_receipt(
+    batch: str, first_seq: int, last_seq: int, committed_at_us: int, stored: bytes | None
+) -> Receipt:
+    """Decode a receipt from its row in ``commits``."""
+    try:
+        rest = _decode_receipt(bytes(stored)) if stored else _StoredReceipt({}, {}, last_seq - first_seq + 1)
+    except (msgspec.DecodeError, TypeError, ValueError) as error:
+        raise Corrupt(f"the receipt of commit {batch!r} cannot be read ({error}); run verify") from error
+    return Receipt(
+        batch=batch,
+        first_seq=first_seq,
+        last_seq=last_seq,
+        committed_at_us=committed_at_us,
+        versions=rest.versions,
+        sums=rest.sums,
+        new_events=rest.new_events,
+    )
+
+
+_ADVANCE: Final = "UPDATE space SET seq = ?, committed_at_us = ? WHERE no = ?"
+_ADVANCE_IF: Final = (
+    f"WITH moved AS ({_ADVANCE} AND seq = ? AND committed_at_us = ? AND scopes_dropped = ? RETURNING no) "
+    "SELECT 1 / count(*) FROM moved"
+)
+"""Divides by zero, which ends the transaction, unless the counters are as expected."""
+_SCOPES: Final = "SELECT name, no FROM scope WHERE space = ? AND name IN (@)"
+_REFS: Final = "SELECT name, version, value, scope FROM ref WHERE space = ? AND name IN (@)"
+_LISTS: Final = "SELECT id, no, scope, parent, start, length, depth FROM list WHERE space = ? AND id IN (@)"
+_LEASES: Final = "SELECT name, token, expires_at_us FROM lease WHERE space = ? AND name IN (@)"
+_OBJECTS: Final = "SELECT name FROM object WHERE space = ? AND name IN (@)"
+_BODIES: Final = (
+    "SELECT c.batch, b.key FROM commits c JOIN body b ON b.key >= c.no * 65536 AND b.key < (c.no + 1) * 65536"
+    " WHERE c.space = ? AND c.batch IN (@)"
+)

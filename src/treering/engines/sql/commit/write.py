@@ -16,7 +16,7 @@ import msgspec
 
 from treering.core.batch import Set
 from treering.core.rollups import deltas, merge
-from treering.engines.sql.commit.state import pack_receipt
+from treering.engines.sql.commit.decide import pack_receipt
 from treering.engines.sql.rollups import add_to_rollups
 from treering.engines.sql.rows import EVENT_COLUMNS, RUN, body_key, event_row, item_key, run_rows
 from treering.engines.sql.session import rows_in_chunks
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
     from treering.core.batch import Event, Receipt
     from treering.core.rollups import Measures, RollupKey
-    from treering.engines.sql.commit.decide import AcceptedBatch
-    from treering.engines.sql.commit.state import CommitState, ListState
-    from treering.engines.sql.dictionary import Dictionary
+    from treering.engines.sql.commit.decide import AcceptedBatch, CommitState, ListState
+    from treering.engines.sql.rows import Dictionary
     from treering.engines.sql.search import TextIndex
     from treering.engines.sql.session import Executor, Session
 

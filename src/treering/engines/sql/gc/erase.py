@@ -26,7 +26,7 @@ from treering.core.failpoints import declare, hit
 from treering.core.query import forks_depend_on_it, ref_exists_again
 from treering.core.records import Erased
 from treering.core.rollups import MEASURES, deltas
-from treering.engines.sql.commit.state import invalidate_caches, pack_receipt, unpack_receipt
+from treering.engines.sql.commit.decide import invalidate_caches, pack_receipt, unpack_receipt
 from treering.engines.sql.gc.mark import PAGE, Mark, Walk, slot_key
 from treering.engines.sql.gc.sweep import SLICE, DeletionLog, drop_unused_runs, drop_unused_scopes
 from treering.engines.sql.objects import ORPHAN_SECONDS

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from treering.core.content import KIND_NUMBERS, Content, slot_address, unpack_body, unseal
 from treering.core.tree import links_of
-from treering.engines.sql.commit.state import invalidate_caches
+from treering.engines.sql.commit.decide import invalidate_caches
 from treering.engines.sql.read import body_part
 from treering.engines.sql.rows import ITEM_POSITION_BITS, body_key, frame_of, is_short, item_key, split_links
 from treering.engines.sql.session import rows_in_chunks

@@ -21,7 +21,7 @@ from treering.core.content import KIND_NUMBERS
 from treering.core.failpoints import declare, hit
 from treering.core.records import Swept
 from treering.core.tree import links_of
-from treering.engines.sql.commit.state import invalidate_caches
+from treering.engines.sql.commit.decide import invalidate_caches
 from treering.engines.sql.commit.write import STAGE_SECONDS
 from treering.engines.sql.gc.mark import COMMITS, PAGE, Mark, Walk
 from treering.engines.sql.objects import ORPHAN_SECONDS

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import treering
 from treering.core.query import EventQuery
 from treering.errors import Corrupt
-from treering.graphs.rows import GRAPH, lengthened, shortened
+from treering.graphs.extension import GRAPH, lengthened, shortened
 from treering.threads.checkpoint import KIND, read_checkpoint
 
 names = st.sampled_from(["messages", "branch:to:agent", "files", "a", "1", "0", ""])
