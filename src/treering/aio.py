@@ -629,9 +629,9 @@ class AsyncThread:
             self._bridge,
         )
 
-    async def delete(self, *, cascade: bool = False) -> None:
+    async def delete(self, *, cascade: bool = False) -> Cleaned:
         """Async twin of `Thread.delete`."""
-        await self._bridge.call(self._thread.delete, cascade=cascade)
+        return await self._bridge.call(self._thread.delete, cascade=cascade)
 
     async def clean(
         self,
@@ -702,9 +702,9 @@ class AsyncChat:
         """Async twin of `Chat.reset`."""
         return AsyncThread(await self._bridge.call(self._chat.reset), self._bridge)
 
-    async def delete(self, *, cascade: bool = False) -> None:
+    async def delete(self, *, cascade: bool = False) -> Cleaned:
         """Async twin of `Chat.delete`."""
-        await self._bridge.call(self._chat.delete, cascade=cascade)
+        return await self._bridge.call(self._chat.delete, cascade=cascade)
 
     async def synchronise(self, *, at_least: int = 0) -> int:
         """Async twin of `Chat.synchronise`."""
@@ -1341,7 +1341,7 @@ class AsyncTranscript:
         """Async twin of `Transcript.export`."""
         return await self._bridge.call(self._transcript.export, path)
 
-    async def delete(self) -> int:
+    async def delete(self) -> Cleaned:
         """Async twin of `Transcript.delete`."""
         return await self._bridge.call(self._transcript.delete)
 

@@ -425,20 +425,29 @@ class Store:
     ) -> Forgotten:
         """Erase a thread (of a namespace, if given), a whole namespace or one scope, permanently.
 
-        Content that others share stays and is listed in the receipt. Backups and copies are separate stores:
-        forget there as well.
+        That includes the lines in files that threads were also written to (transcripts, session logs).
+        Content that others share, and files that this process may not touch, stay and are listed in the
+        receipt. Backups and copies are separate stores: forget there as well.
 
         Raises:
             Conflict: Forks depend on it; ``cascade=True`` erases them too.
             NotFound: Nothing is stored under that name.
         """
         from treering.maintenance.forget import forget, selection
+        from treering.threads.line_files import erase_with_files
 
         chosen = selection(thread=thread, namespace=namespace, scope=scope)
         self.workspace.clear_stat_cache()
         if self._vectors is not None:
             self._vectors.clear()
-        return forget(self._engine, self._space, chosen, cascade=cascade, clock=self._clock)
+        return forget(
+            self._engine,
+            self._space,
+            chosen,
+            cascade=cascade,
+            clock=self._clock,
+            erase=lambda plan: erase_with_files(self._engine, self._space, plan, threads=plan.scopes),
+        )
 
     def reindex(self) -> None:
         """Rebuild derived data: roll-ups and the search index."""

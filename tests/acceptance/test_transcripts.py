@@ -116,7 +116,7 @@ def test_export_and_delete(store, tmp_path):
     assert (tmp_path / "copy.jsonl").read_bytes() == log.path.read_bytes()
     thread = store.thread("solo_chat/demo")
     thread.checkpoint(state={"iter": 2})
-    assert log.delete() == 5
+    assert log.delete().transcript_events == 5
     assert not log.path.exists()
     assert log.read() == []
     assert thread.load().state == {"iter": 2}

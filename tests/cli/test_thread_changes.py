@@ -111,4 +111,17 @@ class TestDelete:
         assert treering_("delete", "support/alice", "--cascade", "--json").json == {
             "deleted": "support/alice",
             "namespace": "",
+            "kept": {},
         }
+
+    def test_what_it_could_not_delete_is_named(self, treering_, desk, tmp_path):
+        with treering.open(desk) as store:
+            log = store.transcript("notes", "bob", outputs=tmp_path)
+            log.append("pro", "secret", iter=0)
+            with log.path.open("a") as file:
+                file.write("{}\n")
+        done = treering_("delete", "notes", "--user-namespace", "bob")
+        assert done.out == (
+            f"deleted notes\n  kept {log.path}: 1 line in it was not written by this thread\n"
+        )
+        assert log.path.read_text() == "{}\n"

@@ -1,4 +1,4 @@
-"""Transcripts and session logs: line by line, once each, and never half a file."""
+"""Transcripts and session logs: line by line, once each; a bad line is skipped and named."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import pytest
 
 import treering
-from treering.errors import InvalidInput
 from treering.importers.logs import load_session, load_transcript
 
 EVENTS = [
@@ -92,11 +91,42 @@ def test_an_incomplete_last_line_is_skipped(store, path):
         json.dumps({**EVENTS[0], "t": 1e13}),
     ],
 )
-def test_bad_lines_are_named_and_nothing_is_written(store, path, line):
+def test_a_bad_line_is_named_and_skipped(store, path, line):
     path.write_text(f"{json.dumps(EVENTS[0])}\n\n{line}\n{json.dumps(EVENTS[1])}\n", encoding="utf-8")
-    with pytest.raises(InvalidInput, match=r"1 bad line\(s\), nothing was imported\n  line 3: "):
-        load_transcript(path, store)
-    assert store.transcript("debate").read() == []
+    (report,) = load_transcript(path, store)
+    assert told([report]) == [(3, 2, 0, 1)]
+    (bad,) = report.bad
+    assert bad.startswith("line 3: ")
+    assert [event.t for event in store.transcript("debate").read()] == [10.5, 11.0]
+
+
+def test_keys_that_only_another_program_knows_come_back_out(store, path):
+    odd = {"score": 3, "judges": ["a", None]}
+    write(path, {**EVENTS[0], **odd}, {**EVENTS[2], "metadata": {"model": "m"}, "retry": 2})
+    load_transcript(path, store)
+    first, failed = store.transcript("debate").read()
+    assert first.extra == odd
+    assert first.to_dict() == {**EVENTS[0], "metadata": None, "actions": None, **odd}
+    assert failed.to_dict() == {**EVENTS[2], "metadata": {"model": "m"}, "retry": 2}
+
+
+def test_what_the_store_wrote_itself_is_not_imported_again(store, tmp_path):
+    log = store.transcript("debate", outputs=tmp_path)
+    log.append("pro", "Yes.", iter=0, metadata={"score": 1})
+    log.append_error("pro", "too late", iter=1)
+    assert told(load_transcript(log.path, store)) == [(2, 0, 2, 0)]
+    assert len(log.read()) == 2
+
+
+def test_a_transcript_that_was_imported_goes_on_in_its_own_file(store, tmp_path):
+    path = tmp_path / "transcripts" / "debate.jsonl"
+    path.parent.mkdir()
+    write(path, *EVENTS)
+    before = path.read_bytes()
+    load_transcript(path, store)
+    store.transcript("debate", outputs=tmp_path).append("pro", "goes on", iter=2)
+    assert path.read_bytes().startswith(before)
+    assert len(path.read_bytes().splitlines()) == 4
 
 
 def test_many_lines_take_few_commits(store, path):
@@ -123,5 +153,5 @@ def test_a_session_log(store, tmp_path):
     ]
     old = {**SAID, "ts": "0001-01-01T00:00:00"}
     write(path, {**SAID, "ts": "yesterday"}, {**SAID, "role": ""}, {"role": "user"}, old)
-    with pytest.raises(InvalidInput, match=r"4 bad line\(s\)"):
-        load_session(path, store)
+    (report,) = load_session(path, store)
+    assert [each.partition(":")[0] for each in report.bad] == ["line 1", "line 2", "line 3", "line 4"]

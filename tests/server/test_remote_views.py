@@ -16,6 +16,7 @@ from tests.limits.test_webhooks import receiver, secret  # noqa: F401 - their fi
 from tests.runs.test_search import small_pages  # noqa: F401 - their fixture
 from tests.runs.test_timeline import run  # noqa: F401 - their fixture
 from tests.server.running import running
+from tests.threads.test_line_files import old_file, outputs  # noqa: F401 - their fixtures
 from tests.workspaces.conftest import folder  # noqa: F401 - their fixture
 from treering.core.ids import new_id
 from treering.engines.remote.engine import RemoteEngine
@@ -42,6 +43,7 @@ MODULES = {
     "looking": "tests.workspaces.test_browse",
     "files": "tests.workspaces.test_checkpoints",
     "state": "tests.state.test_state",
+    "line files": "tests.threads.test_line_files",
     "threads": "tests.threads.test_thread",
     "pages": "tests.threads.test_history",
     "refusals": "tests.threads.test_refusals",

@@ -129,9 +129,29 @@ def test_whoever_knows_an_older_head_gets_a_conflict(client, alice):
 
 
 def test_a_deleted_thread_is_gone(client, alice):
-    assert client.delete(alice).json() == {"ok": True}
+    assert client.delete(alice).json()["kept"] == {}
     assert client.get(alice).status_code == 404
     assert client.delete(alice).status_code == 404
+
+
+def test_erasing_takes_files_along_and_names_those_of_other_machines(
+    client, alice, store, tmp_path, monkeypatch
+):
+    for erase in (
+        lambda: client.delete(alice),
+        lambda: client.post("/store/forget", json={"thread": "support/alice"}),
+    ):
+        store.thread("support/alice").append("hello")
+        here = store.transcript("support/alice", outputs=tmp_path / "here")
+        here.append("pro", "secret", iter=0)
+        with monkeypatch.context() as patched:
+            patched.setattr("treering.threads.line_files.gethostname", lambda: "far-away")
+            there = store.transcript("support/alice", outputs=tmp_path / "there")
+            there.append("pro", "secret", iter=1)
+        there.path.unlink()
+        kept = erase().json()["kept"]
+        assert kept == {str(there.path): "it was written on host 'far-away'; delete it there"}
+        assert not here.path.exists()
 
 
 @pytest.mark.parametrize(

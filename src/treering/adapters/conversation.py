@@ -39,6 +39,7 @@ from treering.threads.checkpoint import (
 from treering.threads.directory import ThreadInfo
 from treering.threads.history import Journal
 from treering.threads.hooks import CheckpointEvent, SaveRequest
+from treering.threads.line_files import erase_with_files, warn_of_kept_files
 from treering.threads.writer import (
     CheckpointWriter,
     HeadState,
@@ -162,9 +163,11 @@ class ConversationThread:
         Return ``False`` if it has to stay: forks share it, or a new thread has its name.
         """
         try:
-            self._engine.erase(self._space, Erasure(scopes=(self._scope,), absent=(self._ref,)))
+            plan = Erasure(scopes=(self._scope,), absent=(self._ref,))
+            erased = erase_with_files(self._engine, self._space, plan, threads=plan.scopes)
         except Conflict:
             return False
+        warn_of_kept_files(erased)
         return True
 
     def _new_checkpoint(

@@ -403,13 +403,18 @@ def delete(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Delete a thread and its checkpoints."""
+    """Delete a thread: checkpoints, transcript, and its lines in files."""
     with place.existing() as opened:
         info = _finder(opened, user_namespace).thread(thread)
         if sys.stdin.isatty() and not yes:
             typer.confirm(f"Delete {clean(info.id)} ({info.step + 1} steps)?", abort=True, err=True)
-        opened.thread(info.id, info.namespace or None).delete(cascade=cascade)
-    show({"deleted": info.id, "namespace": info.namespace}, [f"deleted {clean(info.id)}"], as_json=as_json)
+        deleted = opened.thread(info.id, info.namespace or None).delete(cascade=cascade)
+    lines = [
+        f"deleted {clean(info.id)}",
+        *(f"  kept {clean(name)}: {why}" for name, why in deleted.kept.items()),
+    ]
+    result = {"deleted": info.id, "namespace": info.namespace, "kept": deleted.kept}
+    show(result, lines, as_json=as_json)
 
 
 def _head_of(opened: Store, thread: ThreadInfo) -> CheckpointRecord | None:

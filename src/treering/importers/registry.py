@@ -151,6 +151,7 @@ def importer(name: str) -> Importer:
     return next(each for each in IMPORTERS if each.name == name)
 
 
+_MAX_BAD: Final = 20
 NOT_YET: Final = "this version does not import these"
 
 
@@ -161,6 +162,7 @@ def import_folder(
     *,
     on_progress: Progress | None = None,
     dry_run: bool = False,
+    strict: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> ImportReport:
     """Import the parts that the table lists for ``name`` from these folders."""
@@ -172,10 +174,34 @@ def import_folder(
     if not found:
         expected = ", ".join(part.paths[0] for part in PARTS[name] if part.root in roots)
         raise NotFound(f"{source} has no data of {name} (looked for {expected})")
-    files = _read(found, store, None, dry_run=True, options=options)
+    report = report_of(
+        name, source, _read(found, store, None, dry_run=True, options=options), dry_run=dry_run
+    )
+    if strict:
+        refuse_bad(report)
     if not dry_run:
         files = _read(found, store, on_progress, dry_run=False, options=options)
-    return ImportReport(importer=name, source=source, dry_run=dry_run, files=files)
+        report = report_of(name, source, files, dry_run=dry_run)
+    return report
+
+
+def report_of(name: str, source: str, files: Iterable[FileReport], *, dry_run: bool) -> ImportReport:
+    """Return the report on some files, with all that could not be read."""
+    files = tuple(files)
+    bad = tuple(f"{file.path} {each}" for file in files for each in file.bad)
+    return ImportReport(importer=name, source=source, dry_run=dry_run, files=files, bad=bad)
+
+
+def refuse_bad(report: ImportReport) -> ImportReport:
+    """Return the report of a dry run. Raise `InvalidInput` if anything could not be read."""
+    if report.bad:
+        more = len(report.bad) - _MAX_BAD
+        lines = [*report.bad[:_MAX_BAD], *([f"... and {more:,} more"] if more > 0 else [])]
+        raise InvalidInput(
+            f"{report.source}: {len(report.bad):,} cannot be read, and nothing was imported (strict)\n"
+            + "\n".join(f"  {each}" for each in lines)
+        )
+    return report
 
 
 def read_json(path: Path) -> Any:
@@ -339,6 +365,8 @@ class FileReport(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int = 0
     """Found and not imported; ``note`` says why."""
     note: str = ""
+    bad: tuple[str, ...] = ()
+    """What could not be read and was skipped, with the reason."""
 
 
 class ImportReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ scope of their own (`MAINTENANCE_SCOPE`), so that forgetting a thread never eras
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import scrypt
 from hmac import compare_digest
@@ -33,6 +34,7 @@ from treering.core.ids import (
     parse_scope,
 )
 from treering.core.query import Erasure, EventQuery, each_record
+from treering.core.records import Erased
 from treering.errors import InvalidInput, NotFound
 
 _PAGE: Final = 1000
@@ -84,10 +86,18 @@ def selection(*, thread: str | None, namespace: str | None, scope: str | None) -
     raise InvalidInput("nothing to forget: pass thread=, namespace= or scope=")
 
 
-def forget(engine: Engine, space: str, selected: Selection, *, cascade: bool, clock: Clock) -> Forgotten:
-    """Erase the selection and record that in the journal."""
+def forget(
+    engine: Engine,
+    space: str,
+    selected: Selection,
+    *,
+    cascade: bool,
+    clock: Clock,
+    erase: Callable[[Erasure], Erased],
+) -> Forgotten:
+    """Erase the selection and record that in the journal; ``erase`` also erases it outside of the store."""
     scopes = _scopes(engine, space, selected)
-    erased = engine.erase(space, Erasure(scopes=scopes, cascade=cascade, secure=True))
+    erased = erase(Erasure(scopes=scopes, cascade=cascade, secure=True))
     salt = new_id()
     digest = _digest(salt, selected.text)
     counts = {

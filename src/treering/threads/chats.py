@@ -11,22 +11,31 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from itertools import islice
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from treering.core.batch import ABSENT, Draft, Event
-from treering.core.clock import to_iso
+from treering.core.clock import from_datetime, to_iso
 from treering.core.encoding import decode_json, encode_json
-from treering.core.ids import Scope, check_id, file_name, namespace_prefix, thread_scope
-from treering.core.query import Erasure, EventQuery, each_ref
+from treering.core.ids import Scope, check_id, namespace_prefix, parse_scope, thread_scope
+from treering.core.query import Erasure, EventQuery, each_ref, each_scope
 from treering.errors import Corrupt, RefMoved, TreeringError
 from treering.threads.chat_ids import ChatId, chat_id_of, parse_thread_id
 from treering.threads.history import CHAT_DELETED, LEDGER
+from treering.threads.line_files import (
+    CHAT_LINE,
+    LineFile,
+    LineFormat,
+    LogEntry,
+    ThreadLog,
+    erase_with_files,
+    line_file_name,
+)
+from treering.threads.removal import Cleaned
 from treering.threads.thread import Thread
-from treering.threads.transcripts import LineFile, LogEntry, ThreadLog
 from treering.threads.writer import head_ref, heads_prefix
 
 if TYPE_CHECKING:
@@ -36,7 +45,6 @@ if TYPE_CHECKING:
     from treering.threads.thread import ThreadContext
 
 
-KIND: Final = "chat.line"
 _RESET: Final = "chat.reset"
 _SYNCHRONISED: Final = "chat.synchronised"
 
@@ -71,12 +79,13 @@ class ChatLog:
         clock: Clock,
         folder: Path | None = None,
     ) -> None:
-        self._log = ThreadLog(engine, space, thread_id, namespace, kind=KIND)
+        self._log = ThreadLog(engine, space, thread_id, namespace, kind=CHAT_LINE)
         self._channel = channel
         self._clock = clock
         self._file: LineFile | None = None
         if folder is not None:
-            self._file = LineFile(folder / f"{file_name(thread_id)}.jsonl", self._lines)
+            path = folder / line_file_name(thread_id, namespace, space)
+            self._file = LineFile(path, self._log, LINES)
 
     @property
     def path(self) -> Path | None:
@@ -105,10 +114,6 @@ class ChatLog:
         """Return all messages in order, or the last ones."""
         return [_line(entry) for entry in (self._log.each() if last is None else self._log.last(last))]
 
-    def _lines(self, *, skip: int = 0, after: str | None = None) -> Iterator[tuple[str, bytes]]:
-        for entry in islice(self._log.each(after=after), skip, None):
-            yield entry.cursor, encode_json(msgspec.structs.asdict(_line(entry)), keep_order=True)
-
 
 def _line(entry: LogEntry) -> ChatLine:
     return ChatLine(
@@ -118,6 +123,32 @@ def _line(entry: LogEntry) -> ChatLine:
         channel=entry.data.get("channel", ""),
         user_id=entry.data.get("user_id"),
     )
+
+
+class _FileLine(msgspec.Struct, frozen=True, kw_only=True):
+    role: str
+    content: Any
+    ts: str
+    channel: str = ""
+    user_id: str | int | None = None
+
+
+def _parse(line: bytes) -> tuple[Any, dict[str, Any]]:
+    """Read a line of a file, also one that another program wrote."""
+    read = msgspec.json.decode(line, type=_FileLine)
+    user = None if read.user_id is None else str(read.user_id)
+    return read.content, {
+        "data": {"channel": read.channel, "user_id": user},
+        "ts_us": from_datetime(datetime.fromisoformat(read.ts)),
+        "role": check_id(read.role, "role"),
+    }
+
+
+def _render(entry: LogEntry) -> bytes:
+    return encode_json(msgspec.structs.asdict(_line(entry)), keep_order=True)
+
+
+LINES: Final = LineFormat(kind=CHAT_LINE, render=_render, parse=_parse)
 
 
 class Chat:
@@ -193,18 +224,18 @@ class Chat:
             elif self._move(counter, number, _RESET):
                 return self._thread(number)
 
-    def delete(self, *, cascade: bool = False) -> None:
-        """Delete all its threads and its counter. The journal keeps that a chat was deleted, not which.
+    def delete(self, *, cascade: bool = False) -> Cleaned:
+        """Delete all its threads, their session logs and its counter.
 
-        Raises `Conflict` if forks share their past, unless ``cascade`` deletes them as well.
+        The journal keeps that a chat was deleted, not which. Raises `Conflict` if forks share their past,
+        unless ``cascade`` deletes them as well.
         """
-        threads = tuple(
-            thread_scope(self._thread_id(number), self._namespace) for number in self._saved_numbers()
-        )
+        threads = tuple(self._thread_scopes())
         if not threads and not self._exists():
-            return
+            return Cleaned()
         scopes = (self._scope, *threads)
-        self._engine.erase(self._space, Erasure(scopes=scopes, cascade=cascade, secure=True))
+        plan = Erasure(scopes=scopes, cascade=cascade, secure=True)
+        erased = erase_with_files(self._engine, self._space, plan, threads=threads)
         draft = Draft(self._space)
         data = encode_json({"threads": len(threads)})
         draft.event(
@@ -212,6 +243,7 @@ class Chat:
         )
         self._engine.commit(draft.batch())
         self._is_synchronised = False
+        return Cleaned(bytes=erased.bytes, kept=dict(erased.kept))
 
     def synchronise(self, *, at_least: int = 0) -> int:
         """Raise the counter to the highest number that is known anywhere, or ``at_least``, and return it."""
@@ -279,6 +311,13 @@ class Chat:
             parsed = parse_thread_id(ref.name[len(prefix) :])
             if isinstance(parsed, ChatId) and parsed.base == self._id.base:
                 yield parsed.resets
+
+    def _thread_scopes(self) -> Iterator[str]:
+        """Yield the scopes of its threads, also of those that have a session log and no checkpoint."""
+        for scope in each_scope(self._engine, self._space, thread_scope(self._id.base, self._namespace)):
+            parsed = parse_thread_id(parse_scope(scope).id)
+            if isinstance(parsed, ChatId) and parsed.base == self._id.base:
+                yield scope
 
     def _is_taken(self, number: int) -> bool:
         name = head_ref(self._thread_id(number), self._namespace)

@@ -17,6 +17,7 @@ from treering.core.encoding import encode_json
 from treering.core.query import Erasure, EventQuery, each_record
 from treering.threads.checkpoint import KIND, anchor, read_checkpoint, registered
 from treering.threads.history import CLEANED, DELETED, LEDGER, REWIND
+from treering.threads.line_files import LINE_KINDS, erase_with_files
 
 if TYPE_CHECKING:
     from treering.core.clock import Clock
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
-    """How much was removed; ``kept`` names shared content that had to stay, and why."""
+    """How much was removed; ``kept`` names shared content and files that had to stay, and why."""
 
     transcript_events: int = 0
     checkpoints: int = 0
@@ -49,16 +50,15 @@ def clean(
     heads = engine.refs(space, [head.ref, *found.further_heads]) if checkpoints else {}
     if not seqs and not heads:
         return Cleaned()
-    erased = engine.erase(
-        space,
-        Erasure(
-            event_seqs=tuple(seqs),
-            refs=tuple(heads),
-            lists=tuple(found.lists) if checkpoints else (),
-            cascade=cascade,
-            secure=True,
-        ),
+    plan = Erasure(
+        event_seqs=tuple(seqs),
+        refs=tuple(heads),
+        lists=tuple(found.lists) if checkpoints else (),
+        cascade=cascade,
+        secure=True,
     )
+    kinds = LINE_KINDS if transcript else ()
+    erased = erase_with_files(engine, space, plan, threads=(head.scope,), kinds=kinds)
     head.forget()
     cleaned = Cleaned(
         transcript_events=len(found.transcript) if transcript else 0,
@@ -71,14 +71,16 @@ def clean(
     return cleaned
 
 
-def delete(engine: Engine, space: str, head: Head, *, cascade: bool, clock: Clock) -> None:
+def delete(engine: Engine, space: str, head: Head, *, cascade: bool, clock: Clock) -> Cleaned:
     """Remove everything of a thread, if it exists."""
     exists = head.ref in engine.refs(space, [head.ref])
     if not exists and not engine.scan(space, EventQuery(scope=head.scope), limit=1).records:
-        return
-    engine.erase(space, Erasure(scopes=(head.scope,), cascade=cascade))
+        return Cleaned()
+    plan = Erasure(scopes=(head.scope,), cascade=cascade)
+    erased = erase_with_files(engine, space, plan, threads=plan.scopes)
     head.forget()
     _record(engine, space, DELETED, None, clock)
+    return Cleaned(bytes=erased.bytes, kept=dict(erased.kept))
 
 
 class _Contents:

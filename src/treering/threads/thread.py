@@ -353,13 +353,15 @@ class Thread:
         other._head.begin_as(checkpoint.record)  # noqa: SLF001 - another thread of the same class
         return other
 
-    def delete(self, *, cascade: bool = False) -> None:
-        """Delete the thread and its checkpoints. The journal keeps that one was deleted, not which.
+    def delete(self, *, cascade: bool = False) -> Cleaned:
+        """Delete the thread: checkpoints, transcript, and its lines in files that it was also written to.
 
-        Raises `Conflict` if forks share its past, unless ``cascade`` deletes them as well.
+        The journal keeps that one was deleted, not which. Raises `Conflict` if forks share its past, unless
+        ``cascade`` deletes them as well.
         """
-        removal.delete(self._engine, self._space, self._head, cascade=cascade, clock=self._clock)
+        deleted = removal.delete(self._engine, self._space, self._head, cascade=cascade, clock=self._clock)
         self.workspace.clear_stat_cache()
+        return deleted
 
     def clean(
         self,
@@ -371,8 +373,9 @@ class Thread:
     ) -> Cleaned:
         """Delete the transcript and/or the checkpoints of this thread (or of another in its namespace).
 
-        Like `forget`, it leaves no bytes behind, and the journal keeps only how much was removed. Raises
-        `Conflict` if forks share its past, unless ``cascade`` deletes them as well.
+        Like `forget`, it leaves no bytes behind, in the store and in the files that the thread was also
+        written to; ``kept`` names files that it could not touch. The journal keeps only how much was removed.
+        Raises `Conflict` if forks share its past, unless ``cascade`` deletes them as well.
         """
         chosen = self if thread_id is None else self._sibling(thread_id, self.namespace)
         self.workspace.clear_stat_cache()

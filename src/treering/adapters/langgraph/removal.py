@@ -32,6 +32,7 @@ from treering.threads.checkpoint import (
     new_checkpoint_id,
 )
 from treering.threads.history import CLEANED, DELETED, LEDGER
+from treering.threads.line_files import erase_with_files, warn_of_kept_files
 from treering.threads.writer import CheckpointWriter, NewCheckpoint
 
 if TYPE_CHECKING:
@@ -59,8 +60,10 @@ class Removal:
     def delete_thread(self, key: GraphKey) -> None:
         """Remove a thread with all its namespaces; does nothing if it does not exist."""
         if key.scope in self._engine.scan_scopes(self._space, key.scope, limit=1):
-            self._engine.erase(self._space, Erasure(scopes=(key.scope,)))
+            plan = Erasure(scopes=(key.scope,))
+            erased = erase_with_files(self._engine, self._space, plan, threads=plan.scopes)
             self._record(DELETED, None)
+            warn_of_kept_files(erased)
 
     def delete_for_runs(self, run_ids: Collection[str]) -> None:
         """Remove the checkpoints that these runs made, and what tasks wrote on them."""

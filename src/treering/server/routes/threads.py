@@ -10,10 +10,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from treering.core.clock import to_iso
 from treering.errors import InvalidInput, NotFound
-from treering.server.endpoints import OK, Call, Empty, endpoint
+from treering.server.endpoints import Call, endpoint
 from treering.threads.checkpoint import Checkpoint, CheckpointRecord
 from treering.threads.diff import Difference
 from treering.threads.directory import ThreadInfo, thread_info
+from treering.threads.removal import Cleaned
 from treering.threads.thread import Thread
 from treering.threads.tree import read_tree
 
@@ -390,12 +391,11 @@ def resume_thread(call: Call[Where, Answer]) -> CheckpointSummary:
 
 
 @endpoint("DELETE", "/threads/{id}", tag="threads")
-def delete_thread(call: Call[DeleteQuery, None]) -> Empty:
-    """Delete a thread and its checkpoints."""
+def delete_thread(call: Call[DeleteQuery, None]) -> Cleaned:
+    """Delete a thread: checkpoints, transcript, and its lines in files on this server."""
     thread = _thread(call)
     _head(thread)
-    thread.delete(cascade=call.query.cascade)
-    return OK
+    return thread.delete(cascade=call.query.cascade)
 
 
 ENDPOINTS: Final = (
