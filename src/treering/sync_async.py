@@ -58,6 +58,13 @@ class Closing(ABC):
         await self.aclose()
 
 
+class Done:
+    """What a sync method returns that has no result, so that async code may await it all the same."""
+
+    def __await__(self) -> Generator[None]:
+        yield from ()
+
+
 def call(method: Callable[..., Any], /, *args: Any) -> Any:
     """Return the result of ``method(*args)``, waiting for it if it is awaitable.
 

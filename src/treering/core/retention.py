@@ -224,6 +224,12 @@ class DeltaStep(msgspec.Struct, frozen=True, gc=False):
     held: frozenset[str]
     """Names of values that it holds completely, if later entries may need them."""
 
+    def revised(self, now: DeltaStep) -> DeltaStep:
+        """Return what may be needed of an entry that was replaced: whatever either form of it needs."""
+        return DeltaStep(
+            parent=self.parent, copy_of=self.copy_of, open=self.open | now.open, held=self.held & now.held
+        )
+
 
 def delta_dependencies(kept: Iterable[str], steps: Mapping[str, DeltaStep]) -> set[str]:
     """Return the entries that kept ones are read from, without those already kept."""

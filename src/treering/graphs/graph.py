@@ -30,7 +30,7 @@ from treering.graphs.step import (
     step_id,
     writes_key,
 )
-from treering.threads.checkpoint import FORKED_FROM, KIND, by_id, read_checkpoint
+from treering.threads.checkpoint import FORKED_FROM, KIND, Revisions, by_id
 from treering.threads.history import REWIND
 from treering.threads.writer import encode_head
 
@@ -96,8 +96,17 @@ class Graphs:
     def by_id(self, checkpoint_id: str) -> Step | None:
         """Return a step by the id of its checkpoint."""
         for record in self._engine.scan(self._space, by_id(checkpoint_id), limit=1).records:
-            return self._step(record)
+            return self._step(record, Revisions(self._engine, self._space))
         return None
+
+    def stored(self, key: GraphKey, graph_id: str) -> Step | None:
+        """Return a step by the framework's id if it is in this very thread."""
+        made = step_id(key, graph_id)
+        step = None if made is None else self.by_id(made[0])
+        if step is None and (made is None or self.forked_at(key) is not None):
+            own = (each for each in self._own(key, None) if each.graph_id == graph_id)
+            step = next((each for each in own if each.subgraph == key.subgraph), None)
+        return step
 
     def find(self, key: GraphKey, graph_id: str) -> Step | None:
         """Return a step by the framework's id, from its thread or those that it was forked from."""
@@ -124,17 +133,16 @@ class Graphs:
 
         ``subgraph`` selects one graph (``None``: all); ``until_us`` leaves out later steps.
         """
-        copies: set[str] = set()
+        own: set[str] = set()
         for step in self._own(key, until_us):
-            if FORKED_FROM in step.checkpoint.metadata:
-                copies.add(step.graph_id)
+            own.add(step.graph_id)
             if subgraph is None or step.subgraph == subgraph:
                 yield step
         step = self.inherited(self.key(key.thread, subgraph)) if subgraph else self._first(key)
         if step is not None and not subgraph:
             step = self._behind(step) if FORKED_FROM in step.checkpoint.metadata else None
         while step is not None:
-            if step.graph_id not in copies:
+            if step.graph_id not in own:
                 yield step
             step = self._behind(step)
 
@@ -262,7 +270,7 @@ class Graphs:
     def _first(self, key: GraphKey) -> Step | None:
         query = EventQuery(kinds=(KIND,), scope=key.scope, brief=True)
         for record in self._engine.scan(self._space, query, limit=1).records:
-            return self._step(record)
+            return self._step(record, Revisions(self._engine, self._space))
         return None
 
     def _copy(self, key: GraphKey) -> Step | None:
@@ -298,10 +306,13 @@ class Graphs:
     def _in_order(self, query: EventQuery) -> Iterator[Step]:
         """Steps by the framework's ids, newest first, which is almost the order of commits."""
         waiting: list[Step] = []
+        revisions = Revisions(self._engine, self._space)
         after = None
         while True:
             page = self._engine.scan(self._space, query, after=after, limit=_PAGE)
-            waiting += [step for record in page.records if (step := self._step(record)) is not None]
+            waiting += [
+                step for record in page.records if (step := self._step(record, revisions)) is not None
+            ]
             waiting.sort(key=_by_graph_id, reverse=True)
             keep = 0 if page.cursor is None else min(_WINDOW, len(waiting))
             ready, waiting = waiting[: len(waiting) - keep], waiting[len(waiting) - keep :]
@@ -310,8 +321,8 @@ class Graphs:
                 return
             after = page.cursor
 
-    def _step(self, record: Record) -> Step | None:
-        checkpoint = read_checkpoint(self._engine, self._space, record)
+    def _step(self, record: Record, revisions: Revisions) -> Step | None:
+        checkpoint = revisions.read(record)
         graph = checkpoint.metadata.get(GRAPH)
         if type(graph) is not dict or "versions" not in graph:  # none, or a user's own of that name
             return None

@@ -23,7 +23,7 @@ from treering.core.ids import MAX_ID_CHARS, namespace_prefix, thread_scope
 from treering.core.query import EventQuery
 from treering.core.retention import DeltaStep
 from treering.graphs.extension import GRAPH, RowStart
-from treering.threads.checkpoint import FORKED_FROM, KIND, PREFIX, read_checkpoint
+from treering.threads.checkpoint import FORKED_FROM, KIND, PREFIX, Revisions, read_checkpoint
 from treering.threads.writer import head_ref
 
 if TYPE_CHECKING:
@@ -205,9 +205,11 @@ def metadata_of(
     """
     found: list[tuple[str, dict[str, Any]]] = []
     query, after = EventQuery(kinds=(KIND,), scope=key.scope, newest_first=True, brief=True), None
+    revised = Revisions(engine, space).of(key.scope)
     while True:
         page = engine.scan(space, query, after=after, limit=_PAGE)
-        for record in page.records:
+        for first in page.records:
+            record = revised.get(first.event.id, first)
             data = record.event.data
             if data is None or is_tagged(data):
                 metadata = read_checkpoint(engine, space, record).metadata

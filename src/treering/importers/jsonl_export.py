@@ -54,7 +54,14 @@ from treering.importers.jsonl_format import (
     raw_value,
     write_line,
 )
-from treering.threads.checkpoint import KIND, CheckpointRecord, ListPrefix, Value, read_checkpoint
+from treering.threads.checkpoint import (
+    KIND,
+    REVISION,
+    CheckpointRecord,
+    ListPrefix,
+    Revisions,
+    Value,
+)
 from treering.threads.history import REWIND, Journal
 
 if TYPE_CHECKING:
@@ -234,10 +241,11 @@ class _Export:
             )
         )
         scope = thread_scope(thread.id, thread.namespace)
+        revisions = Revisions(self._engine, self._space)
         for record in each_record(self._engine, self._space, EventQuery(scope=scope)):
             event = record.event
             if event.kind == KIND:
-                self._checkpoint(read_checkpoint(self._engine, self._space, record))
+                self._checkpoint(revisions.read(record))
             elif event.kind == REWIND:
                 self._rewinds += 1
                 fields = decode_json(event.data or b"{}")
@@ -252,7 +260,7 @@ class _Export:
                         )
                     )
                 )
-            else:
+            elif event.kind != REVISION:  # a checkpoint is exported as it was last revised
                 self._other(record, thread)
         self._subgraph_heads(thread)
         if thread.head not in self._written:  # rewound to a checkpoint of another thread
@@ -335,7 +343,7 @@ class _Export:
         from treering.threads.checkpoint import by_id
 
         (record,) = self._engine.scan(self._space, by_id(checkpoint_id), limit=1).records
-        return read_checkpoint(self._engine, self._space, record)
+        return Revisions(self._engine, self._space).read(record)
 
     def _line(self, checkpoint: CheckpointRecord, parent: CheckpointRecord | None) -> None:
         if checkpoint.id in self._written:

@@ -33,6 +33,8 @@ DeltaOf = Callable[[Engine, str, Record], DeltaStep | None]
 _BATCH: Final = 1000
 _PINS: Final = ("checkpoint", "event")
 _CHECKPOINT: Final = "checkpoint"
+_REVISION: Final = "checkpoint.revision"
+"""Replaces what the checkpoint ``parent`` says, and is dropped with it."""
 
 _RECORDED: Final = failpoints.declare(
     "gc.recorded", "the journal lists what retention drops, nothing is dropped yet"
@@ -96,8 +98,16 @@ def _decide(
     pins = _pins(engine, space)
     groups: dict[tuple[str, str], tuple[list[RetentionEntry], list[_Candidate]]] = {}
     deltas: dict[str, DeltaStep] = {}
-    for record in each_record(engine, space, EventQuery(kinds=tuple(_retained))):
+    revisions: list[_Candidate] = []
+    for record in each_record(engine, space, EventQuery(kinds=(*_retained, _REVISION))):
         event = record.event
+        if event.kind == _REVISION:
+            revised = event.parent or ""
+            revisions.append(_Candidate(record.seq, revised))
+            delta = delta_of(engine, space, record)
+            if delta is not None and revised in deltas:
+                deltas[revised] = deltas[revised].revised(delta)
+            continue
         kind = _retained[event.kind]
         entries, candidates = groups.setdefault((event.kind, kind.group(event)), ([], []))
         data = event.data or b""
@@ -130,6 +140,9 @@ def _decide(
         kept[_CHECKPOINT] += len(needed)
         left = [each for each in dropped.pop(_CHECKPOINT) if each.id not in needed]
         dropped |= {_CHECKPOINT: left} if left else {}
+    gone_ids = {each.id for each in dropped.get(_CHECKPOINT, ())}
+    if gone := [each for each in revisions if each.id in gone_ids]:
+        dropped[_REVISION] = gone
     return dropped, kept
 
 

@@ -7,6 +7,10 @@ therefore costs the bytes that are new in it, however long the conversation is. 
 used. **Invariant:** everything that a checkpoint points at is among the links of its event, so it stays as
 long as the event does.
 
+A graph may save a checkpoint again, with other metadata or values. The first row stays where it is, because
+children name it and the order of rows is the order of time; a later row of the kind `REVISION` says what the
+checkpoint is now (see `Revisions`).
+
 State values (`write_state`, `read_state`) are each stored once, and written again only when their digest
 changed. A dict whose encoding is large is stored key by key, so that an agent which changes one virtual file
 does not write all of them again.
@@ -31,7 +35,7 @@ from treering.core.clock import DAY_US, day_of, to_iso
 from treering.core.content import INLINE_LIMIT, Address, Content, list_address
 from treering.core.encoding import decode, decode_all, decode_json, encode, encode_json, is_tagged
 from treering.core.ids import new_id_with_time, parse_scope, thread_scope, time_of
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, each_record
 from treering.errors import Corrupt, InvalidInput, NotFound, Unsupported
 from treering.runs.span import current_node
 from treering.threads.hooks import check_count
@@ -50,6 +54,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 KIND: Final = "checkpoint"
+REVISION: Final = "checkpoint.revision"
+"""The kind of an event that replaces what the checkpoint ``event.parent`` says; the newest one counts."""
 PREFIX: Final = "ckpt_"
 MESSAGES: Final = "messages"
 FORKED_FROM: Final = "forked_from"
@@ -358,12 +364,14 @@ def write_checkpoint(
     *,
     metadata: EncodedMetadata | None = None,
     depends_on: str | None = None,
+    is_revision: bool = False,
 ) -> None:
     """Add the row of a checkpoint to a batch; only `CheckpointWriter` calls this.
 
     A checkpoint that is saved inside a run is linked to that run and span. ``metadata`` is its metadata, if
     the caller has encoded it already. ``depends_on`` is the scope of another thread whose rows are needed to
     read this one: an empty list of that scope is linked, so that erasing it finds out about this fork.
+    ``is_revision`` says that the checkpoint is stored already, and is to be replaced.
     """
     scope = thread_scope(checkpoint.thread, checkpoint.namespace)
     data: bytes | None = _encode(checkpoint, metadata)
@@ -375,11 +383,12 @@ def write_checkpoint(
     if depends_on is not None:
         draft.append(anchor(depends_on), scope=depends_on, at=0)
         links = (*links, list_address(anchor(depends_on)))
-    node = current_node.get()
+    node = None if is_revision else current_node.get()
     draft.event(
         Event(
-            id=checkpoint.id,
-            kind=KIND,
+            id=draft.id if is_revision else checkpoint.id,
+            kind=REVISION if is_revision else KIND,
+            parent=checkpoint.id if is_revision else None,
             ts_us=checkpoint.created_at_us,
             scope=scope,
             run=None if node is None else node.run_id,
@@ -403,6 +412,7 @@ def read_checkpoint(engine: Engine, space: str, record: Record) -> CheckpointRec
     else:
         raise Corrupt(f"checkpoint {event.id!r} has no record; restore it from a backup")
     extension = registered()
+    own_id = event.parent or event.id if event.kind == REVISION else event.id
     try:
         row = msgspec.convert(decode_json(data), _Row) if is_tagged(data) else _decode_row(data)
         thread, metadata = _parse_scope(event.scope), row.metadata
@@ -420,10 +430,10 @@ def read_checkpoint(engine: Engine, space: str, record: Record) -> CheckpointRec
         )
     parent = row.parent
     return CheckpointRecord(
-        id=event.id,
+        id=own_id,
         thread=thread.id,
         namespace=thread.namespace,
-        parent=parent if parent is None or parent.startswith(PREFIX) else event.id[:_SHARED] + parent,
+        parent=parent if parent is None or parent.startswith(PREFIX) else own_id[:_SHARED] + parent,
         step=step,
         created_at_us=event.ts_us,
         lists=row.lists,
@@ -434,6 +444,37 @@ def read_checkpoint(engine: Engine, space: str, record: Record) -> CheckpointRec
         tags=row.tags,
         snapshot=row.snapshot,
     )
+
+
+class Revisions:
+    """Reads rows of checkpoints as they were last revised; make one for each operation.
+
+    Only graphs revise checkpoints, so the revisions of a thread are looked up (once) when a row turns out to
+    be a graph's.
+    """
+
+    def __init__(self, engine: Engine, space: str) -> None:
+        self._engine = engine
+        self._space = space
+        self._by_scope: dict[str, dict[str, Record]] = {}
+
+    def read(self, record: Record) -> CheckpointRecord:
+        """Return the checkpoint whose first row this is."""
+        checkpoint = read_checkpoint(self._engine, self._space, record)
+        extension = registered()
+        if extension is None or extension.key not in checkpoint.metadata:
+            return checkpoint
+        revised = self.of(record.event.scope).get(checkpoint.id)
+        return checkpoint if revised is None else read_checkpoint(self._engine, self._space, revised)
+
+    def of(self, scope: str) -> dict[str, Record]:
+        """Return the newest revision of each checkpoint of a thread that was revised, by its id."""
+        known = self._by_scope.get(scope)
+        if known is None:
+            query = EventQuery(kinds=(REVISION,), scope=scope)
+            known = {each.event.parent or "": each for each in each_record(self._engine, self._space, query)}
+            self._by_scope[scope] = known
+        return known
 
 
 class _Row(msgspec.Struct, omit_defaults=True, gc=False):

@@ -17,7 +17,7 @@ from treering.core.clock import DAY_US, day_of, to_iso
 from treering.core.ids import time_of
 from treering.core.query import EventQuery, each_record, each_ref
 from treering.errors import InvalidInput, NotFound
-from treering.threads.checkpoint import KIND, PREFIX, CheckpointRecord, read_checkpoint
+from treering.threads.checkpoint import KIND, PREFIX, CheckpointRecord, Revisions
 from treering.threads.history import Journal, find_position
 from treering.threads.hooks import check_text
 from treering.threads.writer import HEADS, head_ref, heads_prefix, read_head
@@ -171,9 +171,10 @@ class Finder:
             until_us=until_us,
             order="time",
         )
+        revisions = Revisions(self._engine, self._space)
         for record in each_record(self._engine, self._space, query):
             if record.event.id.startswith(prefix):
-                yield read_checkpoint(self._engine, self._space, record)
+                yield revisions.read(record)
 
     def _known(self, text: str) -> ThreadInfo | None:
         return thread_info(self._engine, self._space, text, self._namespace) if text else None

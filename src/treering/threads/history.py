@@ -27,6 +27,7 @@ from treering.threads.checkpoint import (
     KIND,
     PREFIX,
     CheckpointRecord,
+    Revisions,
     by_id,
     created_at_us,
     read_checkpoint,
@@ -130,8 +131,8 @@ class Journal:
         """Iterate over all checkpoints of a thread, newest first, or over those older than ``behind``."""
         after = None if behind is None else str(self._found(behind)[1].seq)
         query = EventQuery(kinds=(KIND,), scope=scope, newest_first=True, brief=True)
-        for record in self._records(query, after):
-            yield read_checkpoint(self._engine, self._space, record)
+        revisions = Revisions(self._engine, self._space)
+        yield from map(revisions.read, self._records(query, after))
 
     def line(self, head: CheckpointRecord | None) -> Iterator[CheckpointRecord]:
         """Iterate over a checkpoint and its ancestors, including those before a fork."""
@@ -155,6 +156,7 @@ class Journal:
         """
         yield head
         child, child_seq = head, seq
+        revisions = Revisions(self._engine, self._space)
         for record in self._records(_within(head, KIND), None if seq is None else str(seq)):
             event, wanted = record.event, child.parent
             if wanted is None:
@@ -162,14 +164,14 @@ class Journal:
             if child_seq is None:
                 child_seq = record.seq if event.id == head.id else None
             elif event.id == wanted:
-                child, child_seq = read_checkpoint(self._engine, self._space, record), record.seq
+                child, child_seq = revisions.read(record), record.seq
                 yield child
             elif event.id < wanted and self._is_dropped(wanted, child):
-                return (yield from self._line_over_gaps(child, child_seq))
+                return (yield from self._line_over_gaps(child, child_seq, revisions))
         return child
 
     def _line_over_gaps(
-        self, child: CheckpointRecord, seq: int
+        self, child: CheckpointRecord, seq: int, revisions: Revisions
     ) -> Generator[CheckpointRecord, None, CheckpointRecord]:
         """Yield what is left of a line behind ``child`` (committed as ``seq``), whose parent was dropped."""
         left_behind: str | None = None
@@ -188,7 +190,7 @@ class Journal:
                 event.id > wanted or left_behind is not None or not self._is_dropped(wanted, child)
             ):
                 continue
-            child = read_checkpoint(self._engine, self._space, record)
+            child = revisions.read(record)
             yield child
         return child
 
@@ -197,7 +199,7 @@ class Journal:
         if child.parent is None or self._is_dropped(child.parent, child):
             return None
         for record in self._records_of(child.parent):
-            origin = read_checkpoint(self._engine, self._space, record)
+            origin = Revisions(self._engine, self._space).read(record)
             if origin.namespace == self._namespace:
                 return origin, record.seq
         return None
@@ -218,7 +220,7 @@ class Journal:
 
     def _found(self, checkpoint_id: str) -> tuple[CheckpointRecord, Record]:
         for record in self._records_of(checkpoint_id):
-            checkpoint = read_checkpoint(self._engine, self._space, record)
+            checkpoint = Revisions(self._engine, self._space).read(record)
             if checkpoint.namespace == self._namespace:
                 return checkpoint, record
         raise NotFound(

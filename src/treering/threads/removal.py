@@ -15,7 +15,7 @@ import msgspec
 from treering.core.batch import Draft, Event
 from treering.core.encoding import encode_json
 from treering.core.query import Erasure, EventQuery, each_record
-from treering.threads.checkpoint import KIND, anchor, read_checkpoint, registered
+from treering.threads.checkpoint import KIND, REVISION, anchor, read_checkpoint, registered
 from treering.threads.history import CLEANED, DELETED, LEDGER, REWIND
 from treering.threads.line_files import LINE_KINDS, erase_with_files
 
@@ -97,9 +97,9 @@ class _Contents:
         further_kinds = () if extension is None else extension.event_kinds
         for record in each_record(engine, space, EventQuery(scope=scope)):
             kind = record.event.kind
-            if kind == KIND:
+            if kind in (KIND, REVISION):
                 self.checkpoint_events.append(record.seq)
-                self.checkpoints += 1
+                self.checkpoints += kind == KIND
                 checkpoint = read_checkpoint(engine, space, record)
                 named.update(prefix.list for prefix in checkpoint.lists.values())
                 if extension is not None and (further := extension.head_of(checkpoint)) is not None:

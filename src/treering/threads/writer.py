@@ -138,7 +138,8 @@ class NewCheckpoint:
 
     ``state`` are new values by name; those equal to ``previous_state`` are not written again. ``origin`` is
     the checkpoint that this one was forked from or has as its parent, where that may be of another thread.
-    ``metadata`` is the record's metadata, if the caller has encoded it already.
+    ``metadata`` is the record's metadata, if the caller has encoded it already. ``is_revision`` says that the
+    checkpoint is stored already, and is to be replaced.
     """
 
     record: CheckpointRecord
@@ -147,6 +148,7 @@ class NewCheckpoint:
     previous_state: Mapping[str, StateValue] = field(default_factory=dict["str", "StateValue"])
     origin: CheckpointRecord | None = None
     metadata: EncodedMetadata | None = None
+    is_revision: bool = False
 
 
 class CheckpointWriter:
@@ -230,7 +232,9 @@ class CheckpointWriter:
             record = structs.replace(record, lists=lists, state=state)
         extension = extension_of(record.metadata)
         depends_on = None if extension is None else extension.required_scope(record, new.origin)
-        write_checkpoint(draft, record, metadata=new.metadata, depends_on=depends_on)
+        write_checkpoint(
+            draft, record, metadata=new.metadata, depends_on=depends_on, is_revision=new.is_revision
+        )
         return record
 
     def put_head(self, draft: Draft, record: CheckpointRecord, *, expect: Expect, first_us: int) -> None:

@@ -20,7 +20,7 @@ from treering.adapters.langgraph import TreeringSaver
 from treering.adapters.langgraph.channels import REMOVE_ALL
 from treering.adapters.langgraph.values import DeltaSnapshot
 from treering.core.query import Erasure, EventQuery
-from treering.errors import Conflict, Corrupt
+from treering.errors import Conflict, Corrupt, InvalidInput
 from treering.threads.hooks import HOOK_NAMES, CheckpointEvent, SaveRequest
 
 
@@ -193,6 +193,46 @@ def test_putting_a_checkpoint_again_replaces_it(store):
     saver.put(config(checkpoint_ns=""), again, {"source": "loop", "step": 0}, {"x": 1})
     assert [each.checkpoint["channel_values"] for each in TreeringSaver(store).list(config())] == [{"x": 2}]
     assert TreeringSaver(store).get(config())["channel_values"] == {"x": 2}
+
+
+# Configs
+def test_an_empty_checkpoint_id_is_the_newest(store):
+    graph = deltas(TreeringSaver(store))
+    for number in range(4):
+        graph.invoke({"seen": [number]}, config())
+    saver = TreeringSaver(store)
+    newest, none = config(checkpoint_ns=""), config(checkpoint_ns="", checkpoint_id="")
+    assert saver.get_tuple(none) == saver.get_tuple(newest)
+    assert list(saver.list(none)) == list(saver.list(newest, before=none)) == list(saver.list(newest))
+    history = saver.get_delta_channel_history(config=newest, channels=["seen"])
+    assert saver.get_delta_channel_history(config=none, channels=["seen"]) == history
+    assert history["seen"]["writes"]
+    assert asyncio.run(saver.aget_delta_channel_history(config=none, channels=["seen"])) == history
+    saved = put(saver, {"x": 1}, parent=config("bob", checkpoint_ns="", checkpoint_id=""))
+    assert saver.get_tuple(saved).parent_config is None
+
+
+@pytest.mark.parametrize("missing", [{}, {"checkpoint_id": ""}, {"checkpoint_id": None}])
+def test_writes_on_no_checkpoint_are_refused(store, missing):
+    saver, where = TreeringSaver(store), config(checkpoint_ns="", **missing)
+    put(saver, {"x": 1})
+    with pytest.raises(InvalidInput, match="no checkpoint to write on"):
+        saver.put_writes(where, [("x", 2)], "task")
+    with pytest.raises(InvalidInput, match="no checkpoint to write on"):
+        asyncio.run(saver.aput_writes(where, [("x", 2)], "task"))
+
+
+def test_setup_may_be_called_and_awaited_as_on_other_savers(store):
+    saver = TreeringSaver(store)
+
+    async def awaited():
+        await saver.setup()
+        await saver.asetup()
+
+    for _ in range(2):
+        saver.setup()
+        asyncio.run(awaited())
+    assert saver.get_tuple(put(saver, {"x": 1})) is not None
 
 
 # Filters

@@ -7,6 +7,7 @@ lists, ours as they were), and where a delta channel that did not change is show
 
 from __future__ import annotations
 
+import copy
 import re
 from functools import cache
 from typing import Any
@@ -42,6 +43,30 @@ def test_a_graph_does_the_same_as_in_memory(store, name, awaits):
         ours = portrait(name, saver, awaits=awaits)
     assert ours == theirs(name, awaits)
     assert store.verify().ok
+
+
+class Given(TreeringSaver):
+    """Remembers each checkpoint as the graph put it."""
+
+    def put(self, config, checkpoint, metadata, new_versions):
+        given[checkpoint["id"]] = copy.deepcopy(checkpoint)
+        return super().put(config, checkpoint, metadata, new_versions)
+
+
+given: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_checkpoint_comes_back_exactly_as_the_graph_put_it(store, name):
+    given.clear()
+    with Given(store, allow=ALLOWED) as saver:
+        talk = Talk(saver, awaits=False)
+        SCENARIOS[name](talk)
+        found = [each for thread in talk.threads for each in talk.kept(thread)]
+        for each in [*found, *map(saver.get_tuple, [each.config for each in found])]:
+            # What a hook of its own put was never a graph's.
+            assert each.checkpoint == given.get(each.checkpoint["id"], each.checkpoint)
+    assert len(given) >= len(found) > 0
 
 
 @cache

@@ -10,6 +10,7 @@ from datetime import date
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.types import Send
 
 import treering
 from tests.adapters.langgraph.scripts import config, put
@@ -38,6 +39,27 @@ def test_odd_names_and_versions_come_back_as_they_were(store, version, name):
         assert found.checkpoint[key] == checkpoint[key], key
     assert found.metadata == metadata
     assert TreeringSaver(store).metadata(config()) == [(checkpoint["id"], metadata)]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"updated_channels": None},
+        {"updated_channels": [], "pending_sends": []},
+        {"pending_sends": [Send("a", {"x": [1, 2]})]},
+        {"of_a_later_langgraph": {"a": [date(2026, 1, 2)]}, "pending_sends": None},
+    ],
+)
+def test_a_checkpoint_has_the_fields_that_it_was_put_with_and_no_others(store, more):
+    given = {
+        name: value
+        for name, value in empty_checkpoint().items()
+        if name not in ("pending_sends", "updated_channels")
+    }
+    TreeringSaver(store).put(config(checkpoint_ns=""), {**given, **more}, {}, {})
+    assert TreeringSaver(store).get(config()) == {**given, **more}
+    assert next(TreeringSaver(store).list(config())).checkpoint == {**given, **more}
 
 
 @dataclasses.dataclass

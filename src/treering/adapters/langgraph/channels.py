@@ -63,7 +63,10 @@ if TYPE_CHECKING:
     from treering.graphs.graph import Step
     from treering.threads.checkpoint import StateValue
 
-# Keys under which a checkpoint's row says more about its channels.
+# Keys under which a checkpoint's row has fields that few checkpoints have, and says more about its channels.
+MORE: Final = "more"
+NO_UPDATED: Final = "no_updated"
+"""LangGraph's own ``updated_channels`` is not there, which is not the same as ``None``."""
 INLINE: Final = "values"
 MESSAGE_LISTS: Final = "messages"
 DELTA: Final = "delta"
@@ -313,6 +316,14 @@ class ChannelChanges:
         """Add a delta channel of messages that LangGraph did not pass."""
         self._add_list(channel, items)
         self._materialised.append(channel)
+
+    def keep_materialised(self, stored: Step) -> None:
+        """Keep the lists that a checkpoint, which this one replaces, has for treering's own views."""
+        for channel in stored.graph.get(MATERIALISED, ()):
+            if channel not in self.lists and channel not in self.state:
+                self.unchanged_lists[channel] = stored.checkpoint.lists[channel]
+                self._materialised.append(channel)
+                self._messages.append(channel)
 
     def describe(self, graph: dict[str, Any]) -> None:
         """Add what the row says about channels to the framework's own fields."""

@@ -17,6 +17,8 @@ from treering.adapters.langgraph.channels import (
     DELTA,
     INLINE,
     MATERIALISED,
+    MORE,
+    NO_UPDATED,
     EmbeddedLists,
     StoredList,
     fill_lists,
@@ -270,9 +272,12 @@ class Reader:
             "channel_values": self._values(codec, step, lists),
             "channel_versions": dict(graph["versions"]),
             "versions_seen": {node: dict(versions) for node, versions in graph["seen"].items()},
-            "pending_sends": codec.unpack(graph.get("sends", [])),
             "updated_channels": list(graph["updated"]) if "updated" in graph else None,
         }
+        if NO_UPDATED in graph:
+            del checkpoint["updated_channels"]
+        if MORE in graph:
+            checkpoint |= codec.unpack(graph[MORE])
         parent = graph.get("parent")
         return CheckpointTuple(
             config=_config(thread, key.subgraph, graph["id"]),

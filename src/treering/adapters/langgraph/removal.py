@@ -26,6 +26,7 @@ from treering.graphs.step import GRAPH, GraphKey, Step, copied_id, step_id, writ
 from treering.threads.checkpoint import (
     FORKED_FROM,
     KIND,
+    REVISION,
     CheckpointRecord,
     ListPrefix,
     Value,
@@ -125,6 +126,12 @@ class Removal:
         seqs = [step.seq for step in steps if step.checkpoint.id in gone]
         keys = {step.subgraph: self._graphs.key(thread, step.subgraph) for step in steps}
         seqs += self._writes_of(steps, keys, gone)
+        revisions = EventQuery(kinds=(REVISION,), scope=root.scope)
+        seqs += [
+            each.seq
+            for each in each_record(self._engine, self._space, revisions)
+            if each.event.parent in gone
+        ]
         self._move_heads(steps, keys, gone)
         self._record(CLEANED, {"checkpoints": len(gone)})
         for start in range(0, len(seqs), _PER_ERASURE):

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 from random import random
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, cast
 
-from treering.adapters.langgraph.reader import Loaded, Reader, thread_id_of
+from treering.adapters.langgraph.reader import Reader, thread_id_of
 from treering.adapters.langgraph.removal import Removal
 from treering.adapters.langgraph.store import TreeringStore
 from treering.adapters.langgraph.values import ValueCodec, closed_serde
@@ -31,7 +31,7 @@ from treering.core.clock import SystemClock
 from treering.errors import InvalidInput, MissingExtra, TreeringError
 from treering.graphs.graph import Graphs
 from treering.graphs.step import GraphKey
-from treering.sync_async import Closing
+from treering.sync_async import Closing, Done
 
 if TYPE_CHECKING:
     from treering.bridge import Bridge
@@ -106,16 +106,22 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
         """The store that everything is saved to."""
         return self._opened.store
 
+    def setup(self) -> Awaitable[None]:
+        """Do nothing: a store makes its tables when it is opened.
+
+        For code that calls this on every saver, or awaits it, as on LangGraph's own.
+        """
+        return Done()
+
     # Reading
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the checkpoint that the config names, or the one at the head of its thread."""
         key, thread = self._flushed(config)
-        graph_id = get_checkpoint_id(config)
-        loaded: Loaded | None
-        if graph_id is None or graph_id == "":
+        graph_id = _checkpoint_id(config)
+        if graph_id is None:
             loaded = self._reader.newest(self._codec, key, thread)
         else:
-            loaded = self._reader.one(self._codec, key, thread, str(graph_id))
+            loaded = self._reader.one(self._codec, key, thread, graph_id)
         if loaded is None:
             return None
         self._writer.remember(key, loaded)
@@ -136,7 +142,7 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
         else:
             key, thread = self._flushed(config)
             subgraph = cast("Any", config)["configurable"].get("checkpoint_ns")
-            only = get_checkpoint_id(config)
+            only = _checkpoint_id(config)
         return self._reader.many(
             self._codec,
             thread,
@@ -144,7 +150,7 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
             subgraph=subgraph,
             only=only,
             metadata=filter,
-            before=get_checkpoint_id(before) if before is not None else None,
+            before=_checkpoint_id(before) if before is not None else None,
             limit=limit,
         )
 
@@ -163,7 +169,7 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
         if not channels:
             return {}
         key, _ = self._flushed(config)
-        return self._reader.delta_history(self._codec, key, get_checkpoint_id(config), channels)
+        return self._reader.delta_history(self._codec, key, _checkpoint_id(config), channels)
 
     # Writing
     def put(
@@ -177,7 +183,7 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
         key, thread = self._key(config)
         request = PutRequest(
             thread=thread,
-            parent=get_checkpoint_id(config) or None,
+            parent=_checkpoint_id(config),
             checkpoint=cast("Mapping[str, Any]", checkpoint),
             metadata=dict(get_checkpoint_metadata(config, metadata)),
             new_versions=new_versions,
@@ -228,6 +234,9 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
             self._remove(self._removal.prune, self._root(thread_id), strategy)
 
     # The same methods for asyncio
+    async def asetup(self) -> None:
+        """Async twin of `setup`."""
+
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Async twin of `get_tuple`."""
         return await self._bridge.call(self.get_tuple, config)
@@ -259,7 +268,7 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Async twin of `put`."""
-        announced = self._writer.announced(self._key(config)[0], get_checkpoint_id(config))
+        announced = self._writer.announced(self._key(config)[0], _checkpoint_id(config))
         if announced:
             await asyncio.wait([*map(self._bridge.future, announced)])
         return await self._bridge.call(self.put, config, checkpoint, metadata, new_versions)
@@ -342,8 +351,12 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
         return self._graphs.key(thread_id_of(thread), str(chosen.get("checkpoint_ns") or "")), thread
 
     def _written_on(self, config: RunnableConfig) -> tuple[GraphKey, str]:
-        given: Any = config
-        return self._key(config)[0], str(given["configurable"]["checkpoint_id"])
+        key, graph_id = self._key(config)[0], _checkpoint_id(config)
+        if graph_id is None:
+            raise InvalidInput(
+                "the config names no checkpoint to write on; pass the config that put or get_tuple returned"
+            )
+        return key, graph_id
 
     def _flushed(self, config: RunnableConfig) -> tuple[GraphKey, str]:
         """What a config names, with nothing held for it."""
@@ -360,6 +373,11 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
             remove(*args, **kwargs)
         finally:
             self._writer.forget()
+
+
+def _checkpoint_id(config: RunnableConfig) -> str | None:
+    """The checkpoint that a config names; LangGraph means the newest by an empty id, too."""
+    return str(get_checkpoint_id(config) or "") or None
 
 
 def _numbered(writes: Sequence[tuple[str, Any]]) -> Sequence[tuple[str, int, Any]]:

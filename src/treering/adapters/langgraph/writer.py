@@ -32,7 +32,8 @@ import orjson
 from msgspec import structs
 
 from treering.adapters.langgraph.channels import (
-    BRANCHED,
+    MORE,
+    NO_UPDATED,
     ChannelChanges,
     StoredList,
     count_tasks,
@@ -51,7 +52,6 @@ from treering.adapters.langgraph.values import (
 )
 from treering.core.batch import ABSENT, Draft
 from treering.core.encoding import encode_json
-from treering.core.query import Erasure
 from treering.errors import Conflict, ListMoved, RefMoved, Unencodable
 from treering.graphs.extension import shortened
 from treering.graphs.graph import GRAPH, Graphs, Step, graph_head
@@ -62,7 +62,6 @@ from treering.threads.checkpoint import (
     MESSAGES,
     CheckpointRecord,
     EncodedMetadata,
-    Value,
     new_checkpoint_id,
 )
 from treering.threads.hooks import CheckpointEvent, SaveRequest
@@ -70,6 +69,8 @@ from treering.threads.writer import CheckpointWriter, NewCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from langgraph.checkpoint.base import CheckpointTuple
 
     from treering.adapters.langgraph.reader import Loaded, Reader
     from treering.adapters.langgraph.task_writes import ListPosition, TaskWrites, WrittenMessage
@@ -88,6 +89,10 @@ _MAX_HEADS: Final = 1024
 _MAX_STEPS: Final = 128
 _MAX_ITEMS: Final = 100_000
 _SIMPLE: Final = frozenset({str, int, bool, type(None)})
+_FIELDS: Final = frozenset(
+    {"v", "id", "ts", "channel_values", "channel_versions", "versions_seen", "updated_channels"}
+)
+"""The fields of a checkpoint that are stored each in its own way; any others are stored as they are."""
 _STRICT: Final = orjson.OPT_PASSTHROUGH_SUBCLASS
 
 
@@ -190,25 +195,33 @@ class Writer:
 
     def _put(self, codec: ValueCodec, key: GraphKey, request: PutRequest) -> Step:
         parent = None if request.parent is None else self._step(codec, key, request.parent)
+        graph_id: str = request.checkpoint["id"]
         held = self._held.pop(key.scope, [])
-        replaced: Step | None = None
+        may_exist = step_id(key, graph_id) is None
         try:
             for attempt in range(_ATTEMPTS):
                 head = self._head(key, is_first=attempt == 0 and parent is None)
+                if may_exist or (head is not None and graph_id <= head.graph_id):
+                    stored = self._graphs.stored(key, graph_id)
+                    if stored is not None:
+                        if held:
+                            self._commit(held)
+                            held = []
+                        revised = self._revise(codec, key, request, stored, head)
+                        if revised is None:
+                            continue
+                        return revised
 
                 def fill(
                     draft: Draft,
                     append: bool,  # noqa: FBT001 - as CheckpointWriter calls it
                     head: KnownHead | None = head,
                     held: list[TaskWrites] = held,
-                    is_replacement: bool = replaced is not None,  # noqa: FBT001
                 ) -> tuple[ChannelChanges, CheckpointRecord, bool]:
                     changes = self._changes(codec, request, parent, key, append=append)
                     for number, writes in enumerate(held):
                         write_event(draft, writes, number, _in_list(changes))
-                    new = self._new_checkpoint(
-                        codec, key, request, parent, changes, is_replacement=is_replacement
-                    )
+                    new = self._new_checkpoint(codec, key, request, parent, changes)
                     record = self._checkpoints.put(draft, new, append=append)
                     return changes, record, self._move_head(draft, key, record, head)
 
@@ -219,27 +232,58 @@ class Writer:
                     continue
                 new_events, held_events, held = receipt.new_events, len(held), []
                 if new_events <= held_events:  # this id was saved before
-                    there = self._graphs.find(key, request.checkpoint["id"])
-                    if there is None or not _is_same(there.checkpoint, record):
-                        replaced = there
-                        self._steps.heads.remove(key.ref)
-                        continue
+                    may_exist = True
+                    self._steps.heads.remove(key.ref)
+                    continue
                 step = self._committed(request, record, changes, receipt, parent)
                 if is_moved:
                     first_us = record.created_at_us if head is None else head.first_us
                     known = KnownHead(receipt.versions[key.ref], record.id, step.graph_id, first_us)
                     self._steps.heads.set(key.ref, known)
-                if replaced is not None:
-                    self._engine.erase(self._space, Erasure(event_seqs=(replaced.seq,)))
                 return step
         except BaseException:
             if held:
                 self._held[key.scope] = [*held, *self._held.get(key.scope, [])]
             raise
         raise Conflict(
-            f"thread {key.thread!r} changed {_ATTEMPTS} times while checkpoint {request.checkpoint['id']!r} "
+            f"thread {key.thread!r} changed {_ATTEMPTS} times while checkpoint {graph_id!r} "
             "was saved; nothing was written, try again"
         )
+
+    def _revise(
+        self, codec: ValueCodec, key: GraphKey, request: PutRequest, stored: Step, head: KnownHead | None
+    ) -> Step | None:
+        """Replace a checkpoint that is stored; return it, or ``None`` if the head moved meanwhile.
+
+        It keeps its id, its place among the others and its children, whatever they were made from.
+        """
+        loaded = self._reader.one(codec, key, request.thread, stored.graph_id)
+        if loaded is None:
+            return None
+        self._steps.drop(stored.checkpoint.id)
+        if _is_same(loaded.tuple, request):
+            return stored
+        checkpoint = request.checkpoint
+        changes = ChannelChanges(codec, stored, loaded.lists, is_tail=False)
+        changes.add(
+            checkpoint["channel_values"], checkpoint["channel_versions"], checkpoint["channel_versions"]
+        )
+        changes.keep_materialised(stored)
+        draft = Draft(self._space)
+        new = self._new_checkpoint(codec, key, request, None, changes, stored=stored)
+        record = self._checkpoints.put(draft, new)
+        is_head = head is not None and head.checkpoint == record.id
+        if is_head:  # so that others who know the head read it again
+            self._move_head(draft, key, record, head)
+        try:
+            receipt = self._engine.commit(draft.batch())
+        except RefMoved:
+            self._steps.heads.remove(key.ref)
+            return None
+        if is_head:
+            known = structs.replace(head, version=receipt.versions[key.ref])
+            self._steps.heads.set(key.ref, known)
+        return Step(checkpoint=record, seq=stored.seq)
 
     def _changes(
         self, codec: ValueCodec, request: PutRequest, parent: SavedStep | None, key: GraphKey, *, append: bool
@@ -290,20 +334,29 @@ class Writer:
         parent: SavedStep | None,
         changes: ChannelChanges,
         *,
-        is_replacement: bool,
+        stored: Step | None = None,
     ) -> NewCheckpoint:
+        """The checkpoint to write: a child of ``parent``, or what replaces ``stored``."""
         above = None if parent is None else parent.step.checkpoint
         graph = _graph_fields(key, request, codec)
         changes.describe(graph)
         metadata = _plain_metadata(codec, request.metadata)
-        made = None if is_replacement else step_id(key, request.checkpoint["id"])
-        checkpoint_id, created_at_us = made or new_checkpoint_id(self._clock)
+        if stored is not None:
+            before = stored.checkpoint
+            checkpoint_id, created_at_us, parent_id = before.id, before.created_at_us, before.parent
+            if FORKED_FROM in before.metadata:
+                metadata[FORKED_FROM] = before.metadata[FORKED_FROM]
+        else:
+            before = above
+            made = step_id(key, request.checkpoint["id"])
+            checkpoint_id, created_at_us = made or new_checkpoint_id(self._clock)
+            parent_id = above.id if above is not None else None
         step, source = request.metadata.get("step"), request.metadata.get("source")
         record = CheckpointRecord(
             id=checkpoint_id,
             thread=key.thread,
             namespace=key.namespace,
-            parent=above.id if above is not None else None,
+            parent=parent_id,
             step=step if type(step) is int else (above.step + 1 if above is not None else 0),
             created_at_us=created_at_us,
             lists=changes.unchanged_lists,
@@ -315,8 +368,9 @@ class Writer:
             record=record,
             lists=changes.lists,
             state=changes.state,
-            previous_state={} if above is None else above.state,
+            previous_state={} if before is None else before.state,
             metadata=_encoded_metadata(metadata, graph),
+            is_revision=stored is not None,
         )
 
     def _head(self, key: GraphKey, *, is_first: bool) -> KnownHead | None:
@@ -602,6 +656,11 @@ class _StepCache:
         if arrival is not None:
             arrival.set_result(None)
 
+    def drop(self, checkpoint_id: str) -> None:
+        """Drop a step that was replaced, so that it is read again."""
+        with self._lock:
+            self._drop(checkpoint_id)
+
     def clear(self) -> None:
         with self._lock:
             self._steps.clear()
@@ -650,19 +709,17 @@ def _in_list(changes: ChannelChanges) -> Callable[[WrittenMessage], ListPosition
     return find
 
 
-def _is_same(one: CheckpointRecord, other: CheckpointRecord) -> bool:
-    """Whether two checkpoints say the same, wherever their content is."""
-    return _description(one) == _description(other)
-
-
-def _description(record: CheckpointRecord) -> object:
-    graph = {name: value for name, value in record.metadata[GRAPH].items() if name != BRANCHED}
-    lengths = {name: prefix.length for name, prefix in record.lists.items()}
-    digests = {
-        name: value.digest if isinstance(value, Value) else {key: each.digest for key, each in value.items()}
-        for name, value in record.state.items()
-    }
-    return {**record.metadata, GRAPH: graph}, lengths, digests
+def _is_same(stored: CheckpointTuple, request: PutRequest) -> bool:
+    """Whether a checkpoint that is put again is what is stored."""
+    parent: Any = stored.parent_config
+    try:
+        return (
+            (parent and parent["configurable"]["checkpoint_id"]) == request.parent
+            and dict(stored.metadata) == request.metadata
+            and dict(stored.checkpoint) == dict(request.checkpoint)
+        )
+    except Exception:  # noqa: BLE001 - whatever values raise that cannot be compared
+        return False
 
 
 def _graph_fields(key: GraphKey, request: PutRequest, codec: ValueCodec) -> dict[str, Any]:
@@ -681,15 +738,17 @@ def _graph_fields(key: GraphKey, request: PutRequest, codec: ValueCodec) -> dict
         graph["thread"] = request.thread
     if request.parent is not None:
         graph["parent"] = request.parent
-    updated = checkpoint.get("updated_channels")
-    if updated is not None:
-        graph["updated"] = list(updated)
     hidden = {name: request.metadata[name] for name in (GRAPH, FORKED_FROM) if name in request.metadata}
     if hidden:
         graph[HIDDEN] = _packed_items(codec, hidden)
-    sends = checkpoint.get("pending_sends")
-    if sends:
-        graph["sends"] = codec.pack(sends)
+    updated = checkpoint.get("updated_channels")
+    if updated is not None:
+        graph["updated"] = list(updated)
+    elif "updated_channels" not in checkpoint:
+        graph[NO_UPDATED] = True
+    more = [name for name in checkpoint if name not in _FIELDS]
+    if more:
+        graph[MORE] = {name: codec.pack(checkpoint[name]) for name in more}
     return graph
 
 
@@ -706,7 +765,7 @@ def _encoded_metadata(metadata: dict[str, Any], graph: dict[str, Any]) -> Encode
     """Encode the metadata of an ordinary step; ``None`` if a value in it may need more than plain JSON."""
     if (
         HIDDEN in graph
-        or "sends" in graph
+        or MORE in graph
         or not _are_simple(metadata)
         or not _SIMPLE.issuperset(map(type, graph["versions"].values()))
     ):
