@@ -272,17 +272,17 @@ class Writer:
         draft = Draft(self._space)
         new = self._new_checkpoint(codec, key, request, None, changes, stored=stored)
         record = self._checkpoints.put(draft, new)
-        is_head = head is not None and head.checkpoint == record.id
-        if is_head:  # so that others who know the head read it again
+        if head is not None and head.checkpoint != record.id:
+            head = None
+        if head is not None:  # so that others who know the head read it again
             self._move_head(draft, key, record, head)
         try:
             receipt = self._engine.commit(draft.batch())
         except RefMoved:
             self._steps.heads.remove(key.ref)
             return None
-        if is_head:
-            known = structs.replace(head, version=receipt.versions[key.ref])
-            self._steps.heads.set(key.ref, known)
+        if head is not None:
+            self._steps.heads.set(key.ref, structs.replace(head, version=receipt.versions[key.ref]))
         return Step(checkpoint=record, seq=stored.seq)
 
     def _changes(
