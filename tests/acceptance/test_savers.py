@@ -176,7 +176,7 @@ def test_hooks_see_what_an_agent_saves(checkpointer):
 
     async def pre(saving):
         await asyncio.sleep(0)
-        seen.append(f"SaveRequest checkpoint for {saving.thread_id}")
+        seen.append(f"Saving checkpoint for {saving.thread_id}")
         return {}
 
     async def post(saved):
@@ -200,7 +200,7 @@ def test_hooks_see_what_an_agent_saves(checkpointer):
     agent.generate(thread_id="conversation-1", prompt="Hi")
     first = list(seen)
     agent.generate(thread_id="conversation-1", prompt="Hi again")
-    assert first[0] == "SaveRequest checkpoint for conversation-1"
+    assert first[0] == "Saving checkpoint for conversation-1"
     assert first[-1] == "Checkpoint saved for conversation-1"
     assert "Loaded checkpoint for conversation-1 with 2 messages" in seen[len(first) :]
 

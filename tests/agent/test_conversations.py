@@ -176,9 +176,93 @@ def test_a_failed_checkpoint_of_a_saver_is_recorded_in_its_store() -> None:
         assert not store.engine.scan(store.space, EventQuery(kinds=("checkpoint.failed",)), limit=9).records
 
 
-def test_a_saver_without_hooks_takes_none() -> None:
-    with pytest.raises(InvalidInput, match="OwnSaver has none"):
-        create_agent(model=Scripted(), checkpointer=OwnSaver(), hooks={"post_checkpoint_save": print})
+@pytest.mark.parametrize("kind", [*KINDS, "store"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_agents_that_share_a_saver_do_not_run_each_others_hooks(tmp_path, kind, is_async) -> None:
+    saver = treering.open("memory:") if kind == "store" else KINDS[kind](tmp_path)
+    calls = []
+    for number in range(5):
+        hooks = {"post_checkpoint_save": lambda event, number=number: calls.append((number, event.thread_id))}
+        agent = create_agent(model=Scripted("Hello!"), checkpointer=saver, hooks=hooks)
+        if is_async:
+            asyncio.run(agent.agenerate(thread_id=f"t{number}", prompt="Hi"))
+        else:
+            agent.generate(thread_id=f"t{number}", prompt="Hi")
+    assert calls == [(number, f"t{number}") for number in range(5)]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "store"])
+def test_every_hook_of_an_agent_gets_the_thread_and_the_checkpoint(tmp_path, kind) -> None:
+    saver = treering.open("memory:") if kind == "store" else KINDS[kind](tmp_path)
+    seen = []
+
+    def see(name):
+        def hook(event):
+            checkpoint = event.checkpoint
+            asked = checkpoint.pending_interrupt is not None
+            seen.append(
+                (name, event.thread_id, len(checkpoint.messages), sorted(checkpoint.state)[:2], asked)
+            )
+
+        return hook
+
+    names = ("pre_checkpoint_save", "post_checkpoint_save", "post_checkpoint_load")
+    deleted = []
+    agent = careful(saver, deleted)
+    agent = create_agent(
+        model=agent._config.model,
+        tools=list(agent._config.tools.values()),
+        checkpointer=saver,
+        hooks={name: see(name.split("_")[0] + name.split("_")[2]) for name in names},
+    )
+    agent.generate(thread_id="t", prompt="Clean up")
+    assert seen == [
+        ("presave", "t", 2, ["files", "todos"], True),
+        ("postsave", "t", 2, ["files", "todos"], True),
+    ]
+    seen.clear()
+    agent.resume(thread_id="t", decision="approve")
+    saves = [each for each in seen if each[0] != "postload"]
+    assert saves == [
+        ("presave", "t", 2, ["files", "todos"], False),
+        ("postsave", "t", 2, ["files", "todos"], False),
+        ("presave", "t", 3, ["files", "todos"], True),
+        ("postsave", "t", 3, ["files", "todos"], True),
+    ]
+    assert ("postload", "t", 2, ["files", "todos"], False) in seen
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "store"])
+def test_a_hook_that_fails_after_a_save_repeats_no_message(tmp_path, kind) -> None:
+    saver = treering.open("memory:") if kind == "store" else KINDS[kind](tmp_path)
+    failures = [OSError("the log is full")]
+
+    def fails(_):
+        if failures:
+            raise failures.pop()
+
+    for own in (True, False):
+        if not own and not hasattr(saver, "hooks"):
+            continue
+        failures[:] = [OSError("the log is full")]
+        hooks = {"post_checkpoint_save": fails}
+        if not own:
+            saver.hooks.add("post_checkpoint_save", fails)
+        agent = create_agent(
+            model=Scripted(asking(("c1", "look", {})), "Done."),
+            tools=[tool(lambda: "seen", name="look")],
+            checkpointer=saver,
+            hooks=hooks if own else None,
+        )
+        with pytest.warns(CheckpointWarning, match="the log is full"):
+            agent.generate(thread_id=f"t{own}", prompt="Hi", checkpoint_after_tool_call=True)
+        loaded = saver.thread(f"t{own}").load() if kind == "store" else asyncio.run(_load(saver, f"t{own}"))
+        messages = loaded["messages"] if kind == "own" else loaded.messages
+        assert [each["role"] for each in messages] == ["user", "assistant", "tool", "assistant"]
+
+
+async def _load(saver, thread_id):
+    return await (saver.load(thread_id) if isinstance(saver, OwnSaver) else saver.aload(thread_id))
 
 
 def test_a_saver_has_its_own_namespace() -> None:

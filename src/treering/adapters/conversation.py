@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import groupby, islice
+from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
 from msgspec import structs
@@ -128,6 +129,8 @@ class ConversationThread:
                 thread_id=self.id,
                 namespace=self.namespace,
                 messages=list(messages),
+                appends=after is not None,
+                previous=lambda: self._previous(before, after),
                 state=None if state is None else dict(state),
                 pending_interrupt=pending_interrupt,
                 metadata=dict(metadata_for(messages)) if metadata_for is not None else {},
@@ -146,6 +149,12 @@ class ConversationThread:
             CheckpointEvent(thread_id=self.id, namespace=self.namespace, checkpoint=checkpoint)
         )
         return head
+
+    def _previous(self, before: HeadState | None, after: ListPrefix | None) -> Any:
+        if before is None:
+            return None
+        checkpoint = Checkpoint(self._engine, self._space, before.checkpoint)
+        return SimpleNamespace(messages=self.read(after), state=checkpoint.state, step=checkpoint.step)
 
     def unlist(self, head: HeadState) -> None:
         """Delete the head, if it is still this one (else `RefMoved`), so that the thread no longer exists.

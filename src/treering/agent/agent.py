@@ -20,7 +20,7 @@ from treering.core.ids import check_id
 from treering.errors import InvalidInput
 from treering.limits.tool_budgets import Budget
 from treering.sync_async import Closing
-from treering.threads.hooks import HookName
+from treering.threads.hooks import HooksLike
 from treering.threads.thread import Decision
 
 _METHODS: Final = ("before_model", "after_model", "wrap_tool", "needs_approval", "tools")
@@ -34,7 +34,7 @@ def create_agent(
     checkpointer: Any = None,
     namespace: str = "",
     middleware: Iterable[Middleware] = (),
-    hooks: Mapping[HookName, Any] | None = None,
+    hooks: HooksLike | None = None,
     budgets: Budget | None = None,
     max_iterations: int = 100,
     on_over_budget: OnError = "tell",
@@ -50,7 +50,7 @@ def create_agent(
         checkpointer: a `Store`, the URL or folder of one, a saver, or ``None`` to store nothing.
         namespace: the tenant of the conversations in a store.
         middleware: objects with one or more methods of `Middleware`.
-        hooks: added to the checkpointer's own.
+        hooks: run around this agent's own loads and saves, by name: ``{"post_checkpoint_save": notify}``.
         budgets: limits the tool calls.
         max_iterations: how often the model may be called in one run.
         on_over_budget: ``"tell"`` makes the error the result of the call, which the model reads; ``"raise"``
@@ -76,7 +76,7 @@ def create_agent(
     config = AgentConfig(
         model=model,
         tools=tools_by_name([*_as_tuple("tools", tools), *brought]),
-        conversations=Conversations(checkpointer, namespace=namespace),
+        conversations=Conversations(checkpointer, namespace=namespace, hooks=hooks),
         middleware=around,
         budget=budgets or Budget(),
         max_iterations=max_iterations,
@@ -85,7 +85,6 @@ def create_agent(
         name=check_id(name, "agent name"),
         record=record,
     )
-    config.conversations.attach(hooks or {})
     return Agent(config)
 
 

@@ -4,14 +4,19 @@ In a store, in a saver (see `treering.compat.savers`), in any object with ``save
 async), or nowhere. A run opens one `Conversation`, which remembers the head that the run started from: if
 someone else saves to the thread meanwhile, the run's save fails instead of overwriting theirs. (An object
 of your own has to check that itself.)
+
+The hooks of an agent run around its own loads and saves, on any saver; those of the store or saver run inside
+them. Agents that share a saver never run each other's hooks.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, Protocol, cast
 
 import msgspec
@@ -25,7 +30,7 @@ from treering.core.encoding import encode_json
 from treering.core.ids import new_id, thread_scope, time_of
 from treering.errors import InvalidInput
 from treering.store import Store
-from treering.threads.hooks import Hook, HookName, Hooks
+from treering.threads.hooks import CheckpointEvent, HookName, Hooks, HooksLike, SaveRequest, as_hooks
 from treering.threads.thread import Decision, answer_interrupt
 
 CHECKPOINT_FAILED: Final = "checkpoint.failed"
@@ -63,41 +68,21 @@ class Saver(Protocol):
 
 
 class ConversationState(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a checkpoint that was loaded, or is to be saved."""
+    """The content of a checkpoint that was loaded."""
 
     messages: list[Message] = []
     state: dict[str, Any] = {}
     pending_interrupt: Any = None
     metadata: dict[str, Any] = {}
-    note: str | None = None
     checkpoint: Any = None
-
-
-class Conversation(Protocol):
-    """One thread, for one run. Its methods are steps for a driver, and return their result at the end."""
-
-    def load(self) -> Calls:
-        """Load the newest checkpoint; ``None`` for a thread that was never saved."""
-        ...
-
-    def save(self, new: ConversationState, wrap: Wrapper = unwrapped) -> Calls:
-        """Save and return the checkpoint, ``None`` if a hook vetoed it; ``wrap`` wraps the call."""
-        ...
-
-    def answer(self, decision: Decision, interrupt_id: str | None, value: Any) -> Calls:
-        """Save a person's decision about the pending interrupt."""
-        ...
-
-    def report(self, error: Exception, run_id: str) -> Calls:
-        """Record in the journal that a checkpoint could not be saved, if there is one."""
-        ...
 
 
 class Conversations:
     """All conversations of an agent, in a store, the URL or folder of one, a saver, or (``None``) nowhere."""
 
-    def __init__(self, checkpointer: Any, *, namespace: str = "") -> None:
+    def __init__(self, checkpointer: Any, *, namespace: str = "", hooks: HooksLike | None = None) -> None:
         self.namespace = namespace
+        self._hooks = as_hooks(hooks)
         self._ours: Store | None = None
         self._store: Store | None = None
         self._saver: Any = None
@@ -117,26 +102,15 @@ class Conversations:
                 f"{type(checkpointer).__name__} cannot keep checkpoints; give a Store, a URL, "
                 "or an object with save(...) and load(thread_id)"
             )
+        if hooks and checkpointer is None:
+            raise InvalidInput("hooks= need a checkpointer=")
+        if self._hooks is getattr(self._store or self._saver, "hooks", None):
+            self._hooks = Hooks()  # they run there
 
     @property
     def store(self) -> Store | None:
         """The store, if conversations are kept in one; it has the timelines of the runs too."""
         return self._store
-
-    def attach(self, hooks: Mapping[HookName, Any]) -> None:
-        """Add hooks to the store or saver; they run for every save to it, not only for this agent's."""
-        if not hooks:
-            return
-        owner: Any = self._store if self._store is not None else self._saver
-        own: Any = getattr(owner, "hooks", None)
-        if not isinstance(own, Hooks):
-            raise InvalidInput(
-                f"hooks= needs a checkpointer that has hooks; {type(owner).__name__} has none"
-                if owner is not None
-                else "hooks= need a checkpointer="
-            )
-        for name, each in hooks.items():
-            own.add(name, *cast("list[Hook]", [each] if callable(each) else list(each)))
 
     def open(self, thread_id: str | None) -> Conversation | None:
         """Return one conversation, or ``None`` if nothing is stored."""
@@ -145,8 +119,8 @@ class Conversations:
         if thread_id is None:
             raise InvalidInput("thread_id= is missing; it names the conversation to continue")
         if self._store is not None:
-            return _ThreadConversation(self._store, thread_id, self.namespace)
-        return _SaverConversation(self._saver, thread_id)
+            return _ThreadConversation(self._store, thread_id, self.namespace, self._hooks)
+        return _SaverConversation(self._saver, thread_id, self._hooks)
 
     def close(self) -> None:
         """Close the store, if it was opened by its URL. May be called twice."""
@@ -154,28 +128,98 @@ class Conversations:
             self._ours.close()
 
 
-class _ThreadConversation:
-    """A thread of a store. A save appends the messages that are new since the last one."""
+class Conversation(ABC):
+    """One thread, for one run. Its methods are steps for a driver, and return their result at the end."""
 
-    def __init__(self, store: Store, thread_id: str, namespace: str) -> None:
-        self._store = store
-        self._thread = store.thread(thread_id, namespace=namespace or None)
-        self._saved_count = 0
+    def __init__(self, thread_id: str, namespace: str, hooks: Hooks) -> None:
+        self._id = thread_id
+        self._namespace = namespace
+        self._hooks = hooks
 
     def load(self) -> Calls:
-        return (yield Call(self._load))
+        """Load the newest checkpoint; ``None`` for a thread that was never saved."""
+        loaded: ConversationState | None = yield from self._load()
+        if loaded is not None:
+            yield from self._observe(self._hooks.after_load, "post_checkpoint_load", loaded.checkpoint)
+        return loaded
 
-    def save(self, new: ConversationState, wrap: Wrapper = unwrapped) -> Calls:
-        return (yield Call(wrap(self._save), (new,), shielded=True))
+    def save(self, wrap: Wrapper = unwrapped, **fields: Any) -> Calls:
+        """Save and return the checkpoint, ``None`` if a hook vetoed it; ``wrap`` wraps the call.
+
+        ``fields`` are those of `SaveRequest`.
+        """
+        request = SaveRequest(
+            thread_id=self._id, namespace=self._namespace, previous=self._previous, **fields
+        )
+        if self._hooks.has("pre_checkpoint_save"):
+            request = yield Call(self._hooks.before_save, (request,))
+            if request is None:
+                return None
+        saved = yield from self._save(request, wrap)
+        if saved is not None:
+            yield from self._observe(self._hooks.after_save, "post_checkpoint_save", saved)
+        return saved
 
     def answer(self, decision: Decision, interrupt_id: str | None, value: Any) -> Calls:
-        resume = partial(self._thread.resume, interrupt_id=interrupt_id, value=value)
-        return (yield Call(resume, (decision,), shielded=True))
+        """Save a person's decision about the pending interrupt."""
+        pending = yield from self._pending()
+        given = answer_interrupt(self._id, pending, decision, interrupt_id=interrupt_id, value=value)
+        return (yield from self.save(metadata={"resumed": given}, note=f"resume: {decision}"))
+
+    @abstractmethod
+    def report(self, error: Exception, run_id: str) -> Calls:
+        """Record in the journal that a checkpoint could not be saved, if there is one."""
+
+    @abstractmethod
+    def _load(self) -> Calls: ...
+
+    @abstractmethod
+    def _save(self, request: SaveRequest, wrap: Wrapper) -> Calls: ...
+
+    @abstractmethod
+    def _pending(self) -> Calls:
+        """Return the pending interrupt of the newest checkpoint."""
+
+    @abstractmethod
+    def _previous(self) -> Any:
+        """Return the newest checkpoint as this conversation last saw it."""
+
+    def _observe(
+        self, run_hooks: Callable[[CheckpointEvent], None], name: HookName, checkpoint: Any
+    ) -> Calls:
+        if self._hooks.has(name):
+            found = _read_state(checkpoint) if isinstance(checkpoint, Mapping) else checkpoint
+            event = CheckpointEvent(thread_id=self._id, namespace=self._namespace, checkpoint=found)
+            yield Call(run_hooks, (event,))
+
+
+class _ThreadConversation(Conversation):
+    """A thread of a store. A save appends the messages that are new since the last one."""
+
+    def __init__(self, store: Store, thread_id: str, namespace: str, hooks: Hooks) -> None:
+        super().__init__(thread_id, namespace, hooks)
+        self._store = store
+        self._thread = store.thread(thread_id, namespace=namespace or None)
+        self._saved_count: int | None = 0
+        """How many messages the thread has; ``None`` if that is unknown because saving failed."""
 
     def report(self, error: Exception, run_id: str) -> Calls:
         yield Call(_report, (self._store, self._thread.id, self._thread.namespace, error, run_id))
 
-    def _load(self) -> ConversationState | None:
+    def _load(self) -> Calls:
+        return (yield Call(self._read))
+
+    def _save(self, request: SaveRequest, wrap: Wrapper) -> Calls:
+        return (yield Call(wrap(self._write), (request,), shielded=True))
+
+    def _pending(self) -> Calls:
+        head = yield Call(lambda: self._thread.head)
+        return None if head is None else head.pending_interrupt
+
+    def _previous(self) -> Any:
+        return self._thread.head
+
+    def _read(self) -> ConversationState | None:
         checkpoint = self._thread.load()
         if checkpoint is None:
             return None
@@ -188,73 +232,103 @@ class _ThreadConversation:
             checkpoint=checkpoint,
         )
 
-    def _save(self, new: ConversationState) -> Any:
-        if new.pending_interrupt is not None or self._store.hooks.has("pre_checkpoint_save"):
-            saved = self._thread.checkpoint(  # with all messages, which a hook expects to see
-                messages=new.messages,
-                state=new.state,
-                pending_interrupt=new.pending_interrupt,
-                metadata=new.metadata,
-                note=new.note,
-            )
+    def _write(self, request: SaveRequest) -> Any:
+        messages, saved_count = request.messages, self._saved_count
+        self._saved_count = None
+        given: dict[str, Any] = {
+            "state": request.state,
+            "metadata": request.metadata,
+            "note": request.note,
+            "tags": request.tags,
+        }
+        if (
+            messages is None
+            or saved_count is None
+            or request.pending_interrupt is not None
+            or self._hooks.has("pre_checkpoint_save")
+            or self._store.hooks.has("pre_checkpoint_save")
+        ):  # all messages: a hook expects to see them, or may have changed any
+            saved = self._thread.checkpoint(messages, pending_interrupt=request.pending_interrupt, **given)
         else:
-            added = new.messages[self._saved_count :]
-            saved = self._thread.append(*added, state=new.state, metadata=new.metadata, note=new.note)
-        if saved is not None:
-            self._saved_count = len(new.messages)
+            saved = self._thread.append(*messages[saved_count:], **given)
+        if messages is not None:
+            self._saved_count = len(messages) if saved is not None else saved_count
         return saved
 
 
-class _SaverConversation:
+class _SaverConversation(Conversation):
     """A thread of a saver."""
 
-    def __init__(self, saver: Any, thread_id: str) -> None:
+    def __init__(self, saver: Any, thread_id: str, hooks: Hooks) -> None:
+        super().__init__(thread_id, getattr(saver, "namespace", ""), hooks)
         self._saver = saver
-        self._id = thread_id
         self._is_treering_saver = isinstance(saver, TreeringSaver)
         self._head = NEW
-
-    def load(self) -> Calls:
-        found = yield Call(self._saver.load, (self._id,))
-        if found is None:
-            return None
-        self._head = _field(found, "id") or self._head
-        return ConversationState(
-            messages=list(_field(found, "messages") or ()),
-            state=dict(_field(found, "state") or {}),
-            pending_interrupt=_field(found, "pending_interrupt"),
-            metadata=dict(_field(found, "metadata") or {}),
-            checkpoint=found,
-        )
-
-    def save(self, new: ConversationState, wrap: Wrapper = unwrapped) -> Calls:
-        fields: dict[str, Any] = {
-            "thread_id": self._id,
-            "messages": new.messages,
-            "state": new.state,
-            "pending_interrupt": new.pending_interrupt,
-            "metadata": new.metadata,
-        }
-        if self._is_treering_saver:
-            fields |= {"note": new.note, "expect": self._head}
-        saved = yield Call(wrap(partial(self._saver.save, **fields)), shielded=True)
-        self._head = _field(saved, "id") or self._head
-        return saved
-
-    def answer(self, decision: Decision, interrupt_id: str | None, value: Any) -> Calls:
-        loaded: ConversationState = (yield from self.load()) or ConversationState()
-        given = answer_interrupt(
-            self._id, loaded.pending_interrupt, decision, interrupt_id=interrupt_id, value=value
-        )
-        answered = msgspec.structs.replace(
-            loaded, pending_interrupt=None, metadata={"resumed": given}, note=f"resume: {decision}"
-        )
-        return (yield from self.save(answered))
+        self._loaded = ConversationState()
+        self._step = -1
 
     def report(self, error: Exception, run_id: str) -> Calls:
         store = getattr(getattr(self._saver, "storage", None), "store", None)
         if isinstance(store, Store):
             yield Call(_report, (store, self._id, self._saver.namespace, error, run_id))
+
+    def _load(self) -> Calls:
+        found = yield Call(self._saver.load, (self._id,))
+        if found is None:
+            return None
+        self._head = _field(found, "id") or self._head
+        self._loaded, self._step = _read_state(found), _field(found, "step") or 0
+        return self._loaded
+
+    def _save(self, request: SaveRequest, wrap: Wrapper) -> Calls:
+        fields: dict[str, Any] = {
+            "thread_id": self._id,
+            "messages": self._loaded.messages if request.messages is None else request.messages,
+            "state": self._loaded.state if request.state is None else request.state,
+            "pending_interrupt": request.pending_interrupt,
+            "metadata": request.metadata,
+        }
+        if self._is_treering_saver:
+            fields |= {"note": request.note, "tags": request.tags, "expect": self._head}
+        try:
+            saved = yield Call(wrap(partial(self._saver.save, **fields)), shielded=True)
+        except Exception:
+            if self._is_treering_saver:
+                yield Call(self._find_saved, (request.metadata.get("run"),))
+            raise
+        if saved is None and not self._is_treering_saver:  # nothing could have vetoed it
+            saved = fields
+        if saved is not None:
+            self._head = _field(saved, "id") or self._head
+            self._step = _field(saved, "step") or self._step + 1
+        return saved
+
+    def _find_saved(self, run_id: str | None) -> None:
+        """Continue behind a checkpoint that was saved, although a hook of the saver failed after that."""
+        newest = next(iter(self._saver.list(self._id)), None)
+        if newest is not None and (newest.parent_id or NEW, newest.metadata.get("run")) == (
+            self._head,
+            run_id,
+        ):
+            self._head, self._step = newest.id, newest.step
+
+    def _pending(self) -> Calls:
+        loaded = yield from self.load()
+        return None if loaded is None else loaded.pending_interrupt
+
+    def _previous(self) -> Any:
+        return SimpleNamespace(messages=self._loaded.messages, state=self._loaded.state, step=self._step)
+
+
+def _read_state(found: Any) -> ConversationState:
+    """Return the content of what a saver returned: its checkpoint, or a dict of fields."""
+    return ConversationState(
+        messages=list(_field(found, "messages") or ()),
+        state=dict(_field(found, "state") or {}),
+        pending_interrupt=_field(found, "pending_interrupt"),
+        metadata=dict(_field(found, "metadata") or {}),
+        checkpoint=found,
+    )
 
 
 def _report(store: Store, thread_id: str, namespace: str, error: Exception, run_id: str) -> None:

@@ -402,16 +402,16 @@ class AgentRun:
         state = dict(self._state)
         if status != "done":
             state[RUN_KEY] = {"run": self._id, "tool_calls": counters, "asked": self._asked_about}
-        new = ConversationState(
-            messages=list(self._messages),
-            state=state,
-            pending_interrupt=pending,
-            metadata={**self._metadata, "run": self._id, "status": status, "tool_calls": counters["run"]},
-            note=status,
-        )
         self._checkpoint = None
         try:
-            self._checkpoint = yield from self._conversation.save(new, self._recorder.wrap)
+            self._checkpoint = yield from self._conversation.save(
+                self._recorder.wrap,
+                messages=list(self._messages),
+                state=state,
+                pending_interrupt=pending,
+                metadata={**self._metadata, "run": self._id, "status": status, "tool_calls": counters["run"]},
+                note=status,
+            )
         except Exception as error:
             if pending is not None:
                 raise

@@ -1,13 +1,14 @@
 """Hooks: a user's own code around saving and loading a checkpoint, and the request that it may change.
 
-Hooks belong to the store, so they run whatever saves: our own agent loop, a saver or an adapter. A
-`pre_checkpoint_save` hook may change what is saved or veto it; the others only observe. A hook may be a
-coroutine function; it is awaited even if the save itself is synchronous.
+Hooks of a store run whatever saves: our own agent loop, a saver or an adapter. Hooks of a saver or an agent
+run for what goes through it. A `pre_checkpoint_save` hook may change what is saved or veto it; the others
+only observe. Every hook receives an object with ``thread_id`` and ``checkpoint``. A hook may be a coroutine
+function; it is awaited even if the save itself is synchronous.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
@@ -16,7 +17,6 @@ from treering.core.batch import NUMBER_BITS
 from treering.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -36,7 +36,7 @@ class SaveRequest(msgspec.Struct, frozen=True, kw_only=True):
     A `pre_checkpoint_save` hook receives it and returns nothing to accept it, ``False`` to veto it, or a dict
     of fields to change (``{"metadata": {...}}``). ``messages`` is the whole conversation, or with ``appends``
     only the new messages; ``lists`` are the other list channels, whole; ``workspace`` is the folder whose
-    files are saved with it.
+    files are saved with it. `checkpoint` has all messages and the whole state in any case.
     """
 
     thread_id: str
@@ -50,6 +50,87 @@ class SaveRequest(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None
     tags: tuple[str, ...] = ()
     workspace: str | None = None
+    step: int | None = None
+    previous: Callable[[], Any] | None = None
+    """Reads what the new checkpoint comes after: an object with ``messages``, ``state`` and ``step``."""
+
+    @property
+    def checkpoint(self) -> ProposedCheckpoint:
+        """The checkpoint as it will be saved."""
+        return ProposedCheckpoint(self)
+
+
+class ProposedCheckpoint:
+    """A checkpoint before it is saved: without an id and a time, otherwise as hooks after the save see it."""
+
+    id: Final = None
+
+    def __init__(self, request: SaveRequest) -> None:
+        self._request = request
+        self._previous: Any = None
+
+    def __repr__(self) -> str:
+        return f"ProposedCheckpoint(thread={self.thread_id!r}, step={self.step})"
+
+    @property
+    def thread_id(self) -> str:
+        """The thread that it is for."""
+        return self._request.thread_id
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of that thread; empty for none."""
+        return self._request.namespace
+
+    @property
+    def step(self) -> int:
+        """The number that it gets if nobody else saves to the thread meanwhile."""
+        if self._request.step is not None:
+            return self._request.step
+        before = self._before()
+        return 0 if before is None else before.step + 1
+
+    @property
+    def messages(self) -> list[Any]:
+        """The whole conversation."""
+        given = self._request.messages
+        if given is not None and not self._request.appends:
+            return given
+        before = self._before()
+        return [*([] if before is None else before.messages), *(given or ())]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """All state values."""
+        if self._request.state is not None:
+            return self._request.state
+        before = self._before()
+        return {} if before is None else dict(before.state)
+
+    @property
+    def pending_interrupt(self) -> Any:
+        """What the agent waits for a person to decide, or ``None``."""
+        return self._request.pending_interrupt
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The writer's own data about it."""
+        return self._request.metadata
+
+    @property
+    def note(self) -> str | None:
+        """The writer's description of it."""
+        return self._request.note
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The writer's tags."""
+        return tuple(self._request.tags)
+
+    def _before(self) -> Any:
+        if self._previous is None and self._request.previous is not None:
+            self._previous = self._request.previous()
+        return self._previous
 
 
 class CheckpointEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +142,7 @@ class CheckpointEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hooks:
-    """The hooks of one store."""
+    """The hooks of one store, saver or agent."""
 
     def __init__(self) -> None:
         self._hooks: dict[HookName, list[Hook]] = {name: [] for name in HOOK_NAMES}
@@ -72,11 +153,6 @@ class Hooks:
             if not callable(hook):
                 raise InvalidInput(f"hook {hook!r} for {name!r} is not callable; give a function")
         self._named(name).extend(hooks)
-
-    def add_all(self, hooks: Mapping[HookName, list[Hook]]) -> None:
-        """Register hooks by name."""
-        for name, each in hooks.items():
-            self.add(name, *each)
 
     def remove(self, name: HookName, hook: Hook) -> None:
         """Unregister a hook, if it is registered."""
@@ -113,6 +189,28 @@ class Hooks:
             _call(hook, event)
 
 
+HooksLike = Hooks | Mapping[HookName, Hook | Sequence[Hook]]
+"""`Hooks`, or hooks by name: ``{"post_checkpoint_save": [notify]}``."""
+
+
+def as_hooks(hooks: HooksLike | None) -> Hooks:
+    """Return hooks that are given by name as an object that more can be added to."""
+    if isinstance(hooks, Hooks):
+        return hooks
+    given: Any = hooks or {}
+    if not isinstance(given, Mapping):
+        raise InvalidInput(
+            f"hooks is of type {type(given).__name__}; give a dict of functions, "
+            "{'post_checkpoint_save': notify}, or the hooks of a store"
+        )
+    made = Hooks()
+    for name, each in cast("Mapping[Any, Any]", given).items():
+        made.add(
+            name, *([each] if callable(each) else _list(f"hooks[{name!r}]", each, "a function, or a list"))
+        )
+    return made
+
+
 def _call(hook: Hook, argument: SaveRequest | CheckpointEvent) -> Any:
     from treering.sync_async import call  # imports asyncio, which most stores never need
 
@@ -127,9 +225,9 @@ def _changed(request: SaveRequest, answer: Any, hook: Hook) -> SaveRequest:
             "return nothing, False to veto, or a dict of fields to change"
         )
     fields = dict(cast("Mapping[str, Any]", answer))
-    for field in ("thread_id", "namespace"):
+    for field, instead in _FIXED.items():
         if fields.pop(field, getattr(request, field)) != getattr(request, field):
-            raise InvalidInput(f"hook {name!r} changed {field}; save to the other thread itself")
+            raise InvalidInput(f"hook {name!r} changed {field}; {instead}")
     if unknown := sorted(map(str, fields.keys() - set(SaveRequest.__struct_fields__))):
         raise InvalidInput(f"hook {name!r} returned unknown fields: {', '.join(unknown)}")
     try:
@@ -139,6 +237,12 @@ def _changed(request: SaveRequest, answer: Any, hook: Hook) -> SaveRequest:
     return msgspec.structs.replace(request, **{field: getattr(checked, field) for field in fields})
 
 
+_FIXED: Final = {
+    "thread_id": "save to the other thread itself",
+    "namespace": "save to the other thread itself",
+    "step": "the writer numbers the steps",
+    "previous": "the writer decides what comes before",
+}
 # Validation, before a hook or the store sees anything. Python takes a str for a sequence, and a dict as well:
 # unchecked, ``messages="Hi"`` would be two messages, and ``tags="draft"`` five tags.
 _NOT_LISTS: Final = (str, bytes, Mapping)
@@ -157,6 +261,8 @@ def save_request(
     note: str | None = None,
     tags: Sequence[str] = (),
     workspace: str | Path | None = None,
+    step: int | None = None,
+    previous: Callable[[], Any] | None = None,
 ) -> SaveRequest:
     """Validate what a caller wants to save, and copy it into lists and dicts of its own."""
     if note is not None and not isinstance(cast("object", note), str):
@@ -173,6 +279,8 @@ def save_request(
         note=note,
         tags=check_tags(tags) if tags else (),
         workspace=None if workspace is None else str(workspace),
+        step=step,
+        previous=previous,
     )
 
 

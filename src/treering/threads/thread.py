@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 import msgspec
@@ -137,6 +138,7 @@ class Thread:
             note=note,
             tags=tags,
             workspace=workspace,
+            step=step,
         )
         if request is None:
             return None
@@ -181,7 +183,9 @@ class Thread:
         Like `rewind`, but to any length. Earlier checkpoints still have the messages that are cut off.
         """
         check_count("length", length)
-        request = self._request(metadata=metadata, note=note)
+        request = self._request(
+            metadata=metadata, note=note, previous=lambda: self._previous(shortened_to=length)
+        )
         if request is None:
             return None
         messages = First(length) if request.messages is None else request.messages
@@ -389,9 +393,23 @@ class Thread:
             clock=self._clock,
         )
 
-    def _request(self, **fields: Any) -> SaveRequest | None:
+    def _request(self, *, previous: Callable[[], Any] | None = None, **fields: Any) -> SaveRequest | None:
         """Validate what is to be saved and run the hooks; ``None`` if one of them vetoed it."""
-        return self._hooks.before_save(save_request(self._id, self._namespace, **fields))
+        return self._hooks.before_save(
+            save_request(self._id, self._namespace, previous=previous or self._previous, **fields)
+        )
+
+    def _previous(self, *, shortened_to: int | None = None) -> Any:
+        """Return what the next checkpoint comes after, for a hook."""
+        record = self._head.see_once()
+        if record is None:
+            return None
+        checkpoint = self._checkpoint(record)
+        if shortened_to is None:
+            return checkpoint
+        return SimpleNamespace(
+            messages=checkpoint.messages[:shortened_to], state=checkpoint.state, step=checkpoint.step
+        )
 
     def _save(
         self,

@@ -270,7 +270,7 @@ def test_hooks_of_the_store_fire_for_the_saver(store):
     seen: list[str] = []
 
     def stamp(saving):
-        seen.append(f"saving {len(saving.messages or [])}")
+        seen.append(f"saving {len(saving.checkpoint.messages)}")
         if saving.messages and saving.messages[-1]["content"] == "secret":
             return False
         return {"metadata": {**saving.metadata, "stamped": True}}

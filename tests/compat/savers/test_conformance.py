@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.compat.savers.savers_under_test import LASTING, kinds, place, say, talk
 from treering.compat.savers import Checkpoint
+from treering.compat.savers.checkpoint import LazyContent
 from treering.errors import Conflict, InvalidInput, NotFound, Unencodable
 
 
@@ -106,9 +108,61 @@ def test_list_yields_the_newest_checkpoint_of_every_thread(saver):
 
 def test_listing_is_lazy(saver):
     talk(saver)
-    listed = saver.list("conversation-1")
+    listed = iter(saver.list("conversation-1"))
     assert next(listed).step == 4
     assert next(listed).step == 3
+
+
+def test_a_listing_is_used_like_a_list(saver):
+    assert not saver.list("never")
+    assert saver.list() == []
+    talk(saver)
+    talk(saver, "other", steps=2)
+    listed = saver.list("conversation-1")
+    assert (listed[1].step, len(listed), listed[-1].step) == (3, 5, 0)
+    assert [each.step for each in listed[1:3]] == [3, 2]
+    assert [each.step for each in listed[-2:]] == [1, 0]
+    assert [each.step for each in listed[::2]] == [4, 2, 0]
+    assert (
+        [each.step for each in sorted(listed)] == [each.step for each in reversed(listed)] == [0, 1, 2, 3, 4]
+    )
+    assert sorted(saver.list(), key=lambda each: each.step) == [
+        saver.load("other"),
+        saver.load("conversation-1"),
+    ]
+    assert saver.load("conversation-1") in listed
+    assert saver.load("other") not in listed
+    assert listed == list(saver.list("conversation-1"))
+    with pytest.raises(IndexError):
+        listed[5]
+    talk(saver, "third", steps=1)
+    assert (len(saver.list()), len(listed)) == (3, 5)
+
+
+def test_counting_reads_no_content(saver, monkeypatch):
+    talk(saver)
+    monkeypatch.setattr(LazyContent, "messages", property(lambda _: pytest.fail("messages were read")))
+    listed = saver.list("conversation-1")
+    assert (len(listed), max(listed).step, listed[2:][0].metadata) == (5, 4, listed[2].metadata)
+
+
+def test_walking_through_a_listing_keeps_no_content_in_memory(saver):
+    talk(saver)
+    listed = saver.list("conversation-1")
+    first = [each.messages for each in listed]
+    assert [each._messages for each in listed] == [None] * 5
+    assert [each.messages for each in listed] == first
+
+
+def test_an_async_listing_can_be_awaited(saver):
+    async def run():
+        assert await saver.alist("never") == []
+        listed = await saver.alist("conversation-1")
+        assert (len(listed), min(listed).step) == (5, 0)
+        assert [each.id async for each in saver.alist("conversation-1")] == [each.id for each in listed]
+
+    talk(saver)
+    asyncio.run(run())
 
 
 def test_deleting_removes_the_thread_and_no_other(saver):

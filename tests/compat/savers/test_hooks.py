@@ -76,6 +76,61 @@ def test_a_hook_may_save_and_load_itself(somewhere):
     assert saver.load("mirror").messages == messages
 
 
+def test_the_hook_before_a_save_sees_the_whole_checkpoint(somewhere):
+    seen = []
+
+    def look(saving):
+        made = saving.checkpoint
+        seen.append((made.id, made.thread_id, made.step, made.messages, made.state, made.metadata, made.tags))
+
+    async def look_later(saving):
+        look(saving)
+
+    for hook in (look, look_later):
+        saver = somewhere.open(namespace=hook.__name__, hooks={"pre_checkpoint_save": [hook]})
+        initial = {"todos": [], "files": {}}
+        saver.save(thread_id="t", messages=[say("a")])
+        saver.save(thread_id="t", state={"x": 1}, metadata={"user": 1}, tags=["kept"])
+        asyncio.run(saver.asave(thread_id="t", messages=[say("a"), say("b")], step=7))
+        asyncio.run(saver.asave(thread_id="t", note="nothing new"))
+        assert seen == [
+            (None, "t", 0, [say("a")], initial, {}, ()),
+            (None, "t", 1, [say("a")], {"x": 1}, {"user": 1}, ("kept",)),
+            (None, "t", 7, [say("a"), say("b")], {"x": 1}, {}, ()),
+            (None, "t", 8, [say("a"), say("b")], {"x": 1}, {}, ()),
+        ]
+        seen.clear()
+
+
+def test_a_stores_hook_before_a_save_sees_the_whole_checkpoint():
+    seen = []
+    with treering.open("memory:") as store:
+        store.hooks.add(
+            "pre_checkpoint_save",
+            lambda saving: seen.append(
+                (saving.checkpoint.step, saving.checkpoint.messages, saving.checkpoint.state)
+            ),
+        )
+        thread = store.thread("t")
+        thread.append(say("a"), state={"x": 1})
+        thread.append(say("b"))
+        thread.shorten(1)
+        thread.checkpoint(state={"x": 2}, step=9)
+        assert seen == [
+            (0, [say("a")], {"x": 1}),
+            (1, [say("a"), say("b")], {"x": 1}),
+            (2, [say("a")], {"x": 1}),
+            (9, [say("a")], {"x": 2}),
+        ]
+
+
+def test_a_hook_cannot_number_the_step_or_change_what_comes_before(somewhere):
+    for answer in ({"step": 3}, {"previous": None}):
+        saver = somewhere.open(hooks={"pre_checkpoint_save": [lambda _, answer=answer: answer]})
+        with pytest.raises(InvalidInput, match="hook '<lambda>' changed"):
+            saver.save(thread_id="t", messages=[say("Hi")])
+
+
 def test_an_invalid_hook_result_is_refused(somewhere):
     for answer in (7, {"no_field": 1}):
         saver = somewhere.open(hooks={"pre_checkpoint_save": [lambda _, answer=answer: answer]})

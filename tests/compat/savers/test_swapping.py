@@ -131,7 +131,7 @@ def test_a_history_that_is_pruned_while_it_is_read_continues_with_what_is_kept()
     theirs = KeyValueStoreSaver(store, keep=keep)
     for step in range(6):
         theirs.save(thread_id="t", messages=[say(f"{step}")], tags=("pin",) if step in (0, 2) else ())
-    history = KeyValueStoreSaver(store).list("t")
+    history = iter(KeyValueStoreSaver(store).list("t"))
     assert next(history).step == 5
     for step in range(6, 9):
         theirs.save(thread_id="t", messages=[say(f"{step}")])

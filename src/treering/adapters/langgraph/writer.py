@@ -810,6 +810,7 @@ def _save_request(key: GraphKey, request: PutRequest) -> SaveRequest:
         messages=[*map(_plain_message, messages)] if isinstance(messages, list) else None,  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         state={name: value for name, value in channels.items() if name != MESSAGES},
         metadata=dict(request.metadata),
+        step=request.metadata.get("step"),
     )
 
 

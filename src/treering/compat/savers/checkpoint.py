@@ -2,7 +2,8 @@
 
 A `Checkpoint` knows everything about itself but its content: messages and state are read when they are first
 used. `Saver.load` and all async calls return checkpoints with their content; only `Saver.list` returns ones
-that still have to read it, so that iterating over a long history does not read every conversation in it.
+that still have to read it, so that a long history can be counted and walked through without reading every
+conversation in it.
 
 There are two storages: `treering.compat.savers.store_saver.ThreadStorage` on a treering store, and
 `treering.compat.savers.kv_saver.KeyValueStorage` on any key-value store. What users meet (`Saver`) is the
@@ -12,7 +13,8 @@ same on both.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, TypedDict, cast
+from threading import Lock
+from typing import Any, Final, Protocol, TypedDict, cast, overload
 
 import msgspec
 
@@ -167,9 +169,80 @@ class Checkpoint:
     def __hash__(self) -> int:
         return hash(self.id)
 
+    def __lt__(self, other: Checkpoint) -> bool:
+        """Whether it was saved earlier."""
+        mine, theirs = self.header, other.header
+        return (mine.updated_at_us, mine.id) < (theirs.updated_at_us, theirs.id)
+
     def __repr__(self) -> str:
         namespace = f", namespace={self.namespace!r}" if self.namespace else ""
         return f"Checkpoint({self.id!r}, thread={self.thread_id!r}{namespace}, step={self.step})"
+
+    def without_content(self) -> Checkpoint:
+        """Return the same checkpoint with its content not read yet."""
+        return Checkpoint(self.header, self._content)
+
+
+class CheckpointList(Sequence[Checkpoint]):
+    """What `Saver.list` returns: a list that reads checkpoints when they are first asked for.
+
+    Counting, indexing and sorting read no messages and no state. What was read once stays as it was; list
+    again to see what was saved meanwhile. An error in reading comes whenever that place is reached.
+    """
+
+    def __init__(self, source: Iterator[Checkpoint]) -> None:
+        self._source = source
+        self._known: list[Checkpoint] = []
+        self._end: Exception | None = None
+        self._lock = Lock()
+
+    def __iter__(self) -> Iterator[Checkpoint]:
+        at = 0
+        while self._reach(at):
+            yield self._known[at].without_content()  # a copy: a reader of the whole list keeps no content
+            at += 1
+
+    def __len__(self) -> int:
+        self._reach(None)
+        return len(self._known)
+
+    def __bool__(self) -> bool:
+        return self._reach(0)
+
+    @overload
+    def __getitem__(self, index: int) -> Checkpoint: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Checkpoint]: ...
+    def __getitem__(self, index: int | slice) -> Checkpoint | list[Checkpoint]:
+        ends = (index.start, index.stop) if isinstance(index, slice) else (index, index)
+        last = None if None in ends[1:] or any(each is not None and each < 0 for each in ends) else ends[1]
+        self._reach(last)
+        if isinstance(index, slice):
+            return [each.without_content() for each in self._known[index]]
+        return self._known[index].without_content()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (list, CheckpointList)) and list(self) == list(cast("Any", other))
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType] - as a list
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def _reach(self, index: int | None) -> bool:
+        """Read up to an index (``None``: to the end); return whether there is a checkpoint at it."""
+        with self._lock:
+            while index is None or len(self._known) <= index:
+                if self._end is None:
+                    try:
+                        self._known.append(next(self._source).without_content())
+                        continue
+                    except Exception as error:  # noqa: BLE001 - raised below, now and whenever it is asked again
+                        self._end = error
+                if not isinstance(self._end, StopIteration):
+                    raise self._end
+                return False
+            return True
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,12 +24,13 @@ from zlib import crc32
 
 from treering.compat.savers.checkpoint import check_keep, check_namespace
 from treering.compat.savers.kv_saver import KeyValueStorage
-from treering.compat.savers.saver import HooksLike, Saver
+from treering.compat.savers.saver import Saver
 from treering.core.clock import Clock, SystemClock
 from treering.core.content import seal, unseal
 from treering.core.retention import Keep
 from treering.errors import InvalidInput
 from treering.files import Drafts, open_folder, read_range, translate_os_errors
+from treering.threads.hooks import HooksLike
 
 _LOCKS: Final = 64
 _LOCK_FOLDER: Final = ".locks"

@@ -33,7 +33,7 @@ from treering.compat.savers.checkpoint import (
     check_namespace,
 )
 from treering.compat.savers.kv_thread import KeyValueThread, PendingValues, SharedList, StoredCheckpoint
-from treering.compat.savers.saver import HooksLike, Saver
+from treering.compat.savers.saver import Saver
 from treering.core.clock import Clock, SystemClock
 from treering.core.ids import file_name
 from treering.core.retention import Keep, RetentionEntry, select
@@ -42,6 +42,7 @@ from treering.errors import InvalidInput, NotFound, TreeringError
 from treering.sync_async import call, refuse_to_block
 from treering.threads.checkpoint import created_at_us, new_checkpoint_id
 from treering.threads.head import fingerprint
+from treering.threads.hooks import HooksLike
 
 _METHODS: Final = ("get", "set", "delete", "list")
 _LOCKS: Final = 64

@@ -10,28 +10,28 @@ from __future__ import annotations
 
 import builtins
 import copy
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, Self, Unpack, cast
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, Final, Self, Unpack
 
 from msgspec import structs
 
 from treering.bridge import Bridge, awaited
 from treering.compat.savers.checkpoint import (
+    INITIAL_STATE,
     Checkpoint,
     CheckpointFields,
+    CheckpointList,
     NewCheckpoint,
     SaverStorage,
     check_namespace,
     check_thread_id,
     parse_checkpoint,
 )
-from treering.errors import InvalidInput, NotFound, TreeringError
+from treering.errors import NotFound, TreeringError
 from treering.sync_async import Closing, has_borrowed_loop
-from treering.threads.hooks import CheckpointEvent, Hook, HookName, Hooks, SaveRequest
+from treering.threads.hooks import CheckpointEvent, Hooks, HooksLike, SaveRequest, as_hooks
 from treering.threads.thread import Decision, answer_interrupt, new_interrupt
-
-HooksLike = Hooks | Mapping[HookName, Hook | Sequence[Hook]]
-"""A `treering.threads.hooks.Hooks`, or hooks by name: ``{"post_checkpoint_save": [notify]}``."""
 
 
 class Saver(Closing):
@@ -112,14 +112,14 @@ class Saver(Closing):
         self._storage.refuse_to_block()
         return self._storage.exists(check_thread_id(thread_id))
 
-    def list(self, thread_id: str | None = None) -> Iterator[Checkpoint]:
-        """Iterate over the newest checkpoint of every thread, or a thread's whole history, newest first.
+    def list(self, thread_id: str | None = None) -> CheckpointList:
+        """List the newest checkpoint of every thread, or a thread's whole history, newest first.
 
-        Lazy and unlimited; a checkpoint's content is read when it is first used. The history leads from the
-        newest checkpoint back to the first one of this thread.
+        A list that is read as far as it is used, and unlimited; a checkpoint's content is read when it is
+        first used. The history leads from the newest checkpoint back to the first one of this thread.
         """
         self._storage.refuse_to_block()
-        return (
+        return CheckpointList(
             self._newest_of_each() if thread_id is None else self._storage.history(check_thread_id(thread_id))
         )
 
@@ -172,10 +172,9 @@ class Saver(Closing):
         self._bridge.shut_down()
         self._storage.close()
 
-    async def alist(self, thread_id: str | None = None) -> AsyncIterator[Checkpoint]:
-        """Async twin of `list`; each checkpoint comes with its content."""
-        async for each in self._bridge.iterate(self._list_with_content, thread_id):
-            yield each
+    def alist(self, thread_id: str | None = None) -> AsyncCheckpointList:
+        """Async twin of `list`: iterate over it, or await it. Checkpoints come with their content."""
+        return AsyncCheckpointList(lambda: self._bridge.iterate(self._list_with_content, thread_id))
 
     async def aclose(self) -> None:
         """Async twin of `close`."""
@@ -218,7 +217,18 @@ class Saver(Closing):
             metadata=new.metadata,
             note=new.note,
             tags=new.tags,
+            step=new.step,
+            previous=self._previous(new) if self._hooks.has("pre_checkpoint_save") else None,
         )
+
+    def _previous(self, new: NewCheckpoint) -> Callable[[], Any]:
+        """Read the checkpoint before a new one now: an async hook would block its loop with that."""
+        previous = self._newest_header(new.thread_id)
+        if previous is None:
+            return lambda: _NOTHING
+        if new.messages is None or new.state is None:
+            previous.read()
+        return lambda: previous
 
     def _event(self, checkpoint: Checkpoint) -> CheckpointEvent:
         return CheckpointEvent(
@@ -226,20 +236,24 @@ class Saver(Closing):
         )
 
 
-def as_hooks(hooks: HooksLike | None) -> Hooks:
-    """Return hooks that are given by name as an object that more can be added to."""
-    if isinstance(hooks, Hooks):
-        return hooks
-    given: Any = hooks or {}
-    if not isinstance(given, Mapping):
-        raise InvalidInput(
-            f"hooks is of type {type(given).__name__}; give a dict of functions, "
-            "{'post_checkpoint_save': notify}, or the hooks of a store"
-        )
-    made = Hooks()
-    for name, each in cast("Mapping[Any, Any]", given).items():
-        made.add(name, *([each] if callable(each) else each))
-    return made
+class AsyncCheckpointList:
+    """What `Saver.alist` returns: ``async for checkpoint in ...``, or ``checkpoints = await ...``."""
+
+    def __init__(self, iterate: Callable[[], AsyncIterator[Checkpoint]]) -> None:
+        self._iterate = iterate
+
+    def __aiter__(self) -> AsyncIterator[Checkpoint]:
+        return self._iterate()
+
+    def __await__(self) -> Generator[Any, None, builtins.list[Checkpoint]]:
+        return self._all().__await__()
+
+    async def _all(self) -> builtins.list[Checkpoint]:
+        return [each async for each in self]
+
+
+_NOTHING: Final = SimpleNamespace(messages=[], state=INITIAL_STATE, step=-1)
+"""What the first checkpoint of a thread comes after."""
 
 
 def _with_changes(new: NewCheckpoint, request: SaveRequest) -> NewCheckpoint:

@@ -27,7 +27,7 @@ from treering.compat.savers.checkpoint import (
     check_keep,
     check_namespace,
 )
-from treering.compat.savers.saver import HooksLike, Saver, as_hooks
+from treering.compat.savers.saver import Saver
 from treering.core.clock import SystemClock
 from treering.core.encoding import encode
 from treering.core.engine import Engine
@@ -43,7 +43,7 @@ from treering.threads.checkpoint import Checkpoint as ThreadCheckpoint
 from treering.threads.directory import thread_info
 from treering.threads.head import Adopted, Head, ThreadMoved
 from treering.threads.history import Journal
-from treering.threads.hooks import SaveRequest
+from treering.threads.hooks import HooksLike, SaveRequest, as_hooks
 from treering.threads.thread import Thread
 
 if TYPE_CHECKING:
