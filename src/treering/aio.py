@@ -2051,6 +2051,10 @@ class AsyncWorkspace:
         """Async twin of `Workspace.files`."""
         return AsyncVirtualFiles(self._workspace.files(root, mounts=mounts), self._bridge)
 
+    async def find(self, text: str) -> str:
+        """Async twin of `Workspace.find`."""
+        return await self._bridge.call(self._workspace.find, text)
+
     def stage_and_commit(
         self,
         folder: str | Path,

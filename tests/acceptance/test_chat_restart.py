@@ -273,7 +273,7 @@ def test_a_bad_file_stops_everything_before_anything_is_written(data, tmp_path, 
 @pytest.mark.usefixtures("data")
 def test_an_import_that_was_killed_is_finished_by_the_next(tmp_path, bring):
     killed = subprocess.run(
-        [sys.executable, "-m", "treering.cli.main", *COMMAND],
+        [sys.executable, "-m", "treering", *COMMAND],
         cwd=tmp_path,
         capture_output=True,
         check=False,

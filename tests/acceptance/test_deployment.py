@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = YAML(typ="safe").load(ROOT / "deploy" / "compose.yaml")
 AGENT, SERVER = COMPOSE["services"]["agent"], COMPOSE["services"]["server"]
-PROGRAMS = {"python": [sys.executable], "treering": [sys.executable, "-m", "treering.cli.main"]}
+PROGRAMS = {"python": [sys.executable], "treering": [sys.executable, "-m", "treering"]}
 
 
 def mounts(service) -> dict[str, tuple[str, str]]:

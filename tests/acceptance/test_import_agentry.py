@@ -80,7 +80,7 @@ def treering_import(tmp_path, *arguments):
     command = [
         sys.executable,
         "-m",
-        "treering.cli.main",
+        "treering",
         "import",
         "agentry",
         "outputs",

@@ -47,7 +47,7 @@ def process(tmp_path):
 
     def call(*arguments: object, given: bytes = b"", out: IO[bytes] | int = subprocess.PIPE) -> Ran:
         done = subprocess.run(
-            [sys.executable, "-m", "treering.cli.main", *map(str, arguments)],
+            [sys.executable, "-m", "treering", *map(str, arguments)],
             input=given,
             stdout=out,
             stderr=subprocess.PIPE,

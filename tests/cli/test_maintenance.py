@@ -81,7 +81,7 @@ def write(store: treering.Store, thread: str) -> None:
 
 def run_process(*arguments: object, **environment: str) -> Ran:
     done = subprocess.run(
-        [sys.executable, "-m", "treering.cli.main", *map(str, arguments)],
+        [sys.executable, "-m", "treering", *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,
@@ -316,7 +316,7 @@ class TestProcess:
         assert {"sqlite3", "msgspec", "rich.markdown", "rich.console", "treering.api"}.isdisjoint(loaded)
 
     def test_a_reader_that_has_had_enough_is_no_error(self, folder: Path) -> None:
-        command = f"{sys.executable} -m treering.cli.main stats --store {folder} --json | head -c 1"
+        command = f"{sys.executable} -m treering stats --store {folder} --json | head -c 1"
         done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True, timeout=60)
         assert "Traceback" not in done.stderr
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 import pytest
 
 import treering
+from treering.core.ids import short_id
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def test_runs_are_listed(run, recorded):
     listed = run("runs")
     lines = listed.out.splitlines()
     assert lines[0].split() == ["RUN", "AGENT", "STATUS", "STARTED", "TOOK", "TOKENS", "COST", "THREAD"]
-    assert [line.split()[0] for line in lines[1:]] == recorded[::-1]
+    assert [line.split()[0] for line in lines[1:]] == [short_id(each) for each in recorded[::-1]]
     assert "2 USD" in lines[1]
     assert [each["id"] for each in run("runs", "--last", 1, "--json").json] == recorded[1:]
     assert run("runs", "--agent", "nobody").out == "no runs\n"
@@ -191,7 +192,7 @@ def test_tail_follows_another_process(tmp_path):
         command = [
             sys.executable,
             "-m",
-            "treering.cli.main",
+            "treering",
             "tail",
             "--store",
             str(tmp_path / "s"),

@@ -131,7 +131,7 @@ def test_the_worker_can_run_a_program(store, tmp_path):
         "import os, sys; text = sys.stdin.read(); text == 'fail' and sys.exit('no way'); "
         "print(text.upper(), os.environ['TREERING_CHANNEL'], os.environ['TREERING_CHAT_ID'])"
     )
-    command = [sys.executable, "-m", "treering.cli.main", "worker", "--", sys.executable, "-c", program]
+    command = [sys.executable, "-m", "treering", "worker", "--", sys.executable, "-c", program]
     worker = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     try:
         for task in (good, bad):

@@ -6,6 +6,7 @@ import shlex
 
 import treering
 from tests.cli.test_threads import ids
+from treering.core.ids import short_id
 
 
 class TestForkAndRewind:
@@ -55,7 +56,8 @@ class TestForkAndRewind:
         assert ran.code == 0
         lines = ran.out.splitlines()
         assert lines[0] == "support/alice: step 3 -> 0, 3 checkpoints abandoned"
-        assert [line.split()[1] for line in lines[1:4]] == [before[5], before[4], before[1]]
+        abandoned = [before[5], before[4], before[1]]
+        assert [line.split()[1] for line in lines[1:4]] == [short_id(each) for each in abandoned]
         assert treering_("show", "support/alice", "--json").json["step"] == 0
         undo = lines[-1].removeprefix("to undo: treering ").split()
         assert treering_(*undo).out.splitlines()[0] == "support/alice: step 0 -> 3, 0 checkpoints abandoned"

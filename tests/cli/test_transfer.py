@@ -128,7 +128,7 @@ class TestJsonl:
         command = [
             sys.executable,
             "-m",
-            "treering.cli.main",
+            "treering",
             "import",
             "jsonl",
             "all.jsonl",
@@ -196,7 +196,7 @@ class TestKilled:
     def code_of_import(self, history, store, checkpoint):
         """How an import ends that is killed at a checkpoint, if it comes so far."""
         done = subprocess.run(
-            [sys.executable, "-m", "treering.cli.main", "import", "jsonl", history, "--store", store],
+            [sys.executable, "-m", "treering", "import", "jsonl", history, "--store", store],
             capture_output=True,
             check=False,
             timeout=60,

@@ -91,7 +91,7 @@ def test_cat_is_byte_for_byte(work: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "TREERING_URL": str(tmp_path / "store")}
 
     def called(*arguments: str) -> bytes:
-        command = [sys.executable, "-m", "treering.cli.main", *arguments]
+        command = [sys.executable, "-m", "treering", *arguments]
         return subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60).stdout
 
     snapshot = called("snapshot", str(work)).decode().strip()

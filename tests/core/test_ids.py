@@ -9,7 +9,17 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from treering.core.clock import ManualClock
-from treering.core.ids import IdSource, check_id, check_space, file_name, new_id, time_of
+from treering.core.ids import (
+    IdSource,
+    check_id,
+    check_space,
+    file_name,
+    new_id,
+    only_match,
+    short_id,
+    short_ids,
+    time_of,
+)
 from treering.errors import InvalidInput
 
 ORDINARY = st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119}", fullmatch=True)
@@ -42,23 +52,61 @@ def test_an_id_contains_its_time_in_milliseconds(times_us):
 
 
 def test_an_id_is_26_characters_of_lowercase_crockford_base32():
-    assert IdSource(ManualClock(0), lambda size: b"\0" * size).next() == "0" * 25 + "1"
-    assert IdSource(ManualClock(1_000), lambda size: b"\0" * size).next() == "0" * 9 + "1" + "0" * 16
-    assert IdSource(ManualClock(1_000), lambda size: b"\xff" * size).next() == "0" * 9 + "1" + "f" + "z" * 15
+    nothing = IdSource(ManualClock(1_000), lambda size: b"\0" * size)
+    everything = IdSource(ManualClock(1_000), lambda size: b"\xff" * size)
+    assert nothing.next() == "0" * 9 + "1" + "0000" + "0" * 12
+    assert everything.next() == "0" * 9 + "1" + "fzzz" + "z" * 12
 
 
-def test_incrementing_carries_past_the_low_bits():
-    source = IdSource(ManualClock(1_000), lambda size: (bytes(7) + b"\x0f\xff\xfe") * (size // 10))
-    assert [source.next()[10:] for _ in range(3)] == [
-        "0" * 12 + "zzzy",
-        "0" * 12 + "zzzz",
-        "0" * 11 + "10000",
-    ]
+def test_the_counter_of_a_millisecond_precedes_its_random_bits():
+    source = IdSource(ManualClock(1_000), lambda size: (b"\x00\x03\xff" + b"\xff" * 8)[:10] * (size // 10))
+    ids = [source.next() for _ in range(3)]
+    assert [each[10:14] for each in ids] == ["001z", "0020", "0021"]
+    assert {each[14:] for each in ids} == {"z" * 12}
 
 
-def test_the_largest_random_part_can_still_be_incremented():
+def test_a_millisecond_without_room_for_more_ids_is_followed_by_the_next():
     source = IdSource(ManualClock(1_000), lambda size: b"\xff" * size)
-    assert source.next() < source.next() < source.next()
+    ids = [source.next() for _ in range(600_000)]
+    assert ids == sorted(set(ids))
+    assert {time_of(each) for each in (ids[0], ids[-1])} == {1_000, 2_000}
+
+
+@given(st.integers(1, 300), st.randoms(use_true_random=False))
+def test_the_short_forms_of_a_millisecond_are_all_different(count, random):
+    source = IdSource(ManualClock(1_000), random.randbytes)
+    ids = [f"ckpt_{source.next()}" for _ in range(count)]
+    short = [short_id(each) for each in ids]
+    assert len(set(short)) == count
+    assert {len(each) for each in short} == {len("ckpt_") + 14}
+    assert [only_match(ids, each, "checkpoint") for each in short] == ids
+
+
+def test_ids_that_people_chose_are_not_shortened():
+    for text in ("nightly", "run_2026-11-16", "a" * 40, "ckpt_", "01m7rctr3013r"):
+        assert short_id(text) == text
+    assert short_id("0123456789abcdef" * 4) == "0123456789ab"
+
+
+@given(st.lists(st.text("ab_", min_size=1), max_size=20) | st.lists(st.text("01", min_size=26, max_size=26)))
+def test_short_ids_are_unique_beginnings(ids):
+    short = short_ids(ids)
+    assert set(short) == set(ids)
+    for each, cut in short.items():
+        assert each.startswith(cut)
+        assert only_match(ids, cut, "id") == each
+
+
+def test_an_ambiguous_beginning_lists_the_candidates():
+    ids = [f"ckpt_01m7rctr3{n:03}" + "x" * 14 for n in range(8)]
+    with pytest.raises(InvalidInput) as raised:
+        only_match(ids, "ckpt_01m7", "checkpoint")
+    assert str(raised.value) == (
+        "checkpoint 'ckpt_01m7' is ambiguous: ckpt_01m7rctr3000xx, ckpt_01m7rctr3001xx, ckpt_01m7rctr3002xx, "
+        "ckpt_01m7rctr3003xx, ckpt_01m7rctr3004xx, ...; give more characters"
+    )
+    assert only_match(ids, "ckpt_02", "checkpoint") is None
+    assert only_match([*ids, "ckpt_01m7"], "ckpt_01m7", "checkpoint") == "ckpt_01m7"
 
 
 def test_threads_never_get_the_same_id():

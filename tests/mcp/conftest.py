@@ -11,7 +11,7 @@ from mcp.client import Client
 import treering
 from treering.mcp.server import TreeringServer
 
-COMMAND = [sys.executable, "-m", "treering.cli.main", "mcp"]
+COMMAND = [sys.executable, "-m", "treering", "mcp"]
 
 
 def fill(store):

@@ -29,7 +29,7 @@ class Fleet:
         self.workers = []
 
     def start(self, count):
-        command = [sys.executable, "-m", "treering.cli.main", "worker", "--store", self.url]
+        command = [sys.executable, "-m", "treering", "worker", "--store", self.url]
         command += ["--handler", "tests.schedules.logging_handler:handle", "--lease", "2"]
         environment = os.environ | {"TREERING_TEST_LOG": str(self.log)}
         started = [

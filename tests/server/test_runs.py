@@ -4,6 +4,7 @@ from contextlib import suppress
 import pytest
 
 from treering.compat import services
+from treering.core.ids import short_id
 
 
 @pytest.fixture
@@ -125,7 +126,17 @@ def test_events_and_errors_are_counted_in_the_same_way_everywhere(client, store)
     assert (agent.steps, agent.errors, agent.runs, agent.failed_runs) == (4, 2, 1, 1)
 
 
-def test_timeline_and_cost_have_the_shapes_of_the_seed(client, run):
+def test_short_ids_are_accepted(client, store, run):
+    short = short_id(run.id)
+    for path in ("", "/spans", "/timeline", "/cost", "/replay", f"/compare/{short}"):
+        assert client.get(f"/runs/{short}{path}").json() == client.get(f"/runs/{run.id}{path}").json(), path
+    draft = store.thread("support/alice").append({"role": "user", "content": "Hello."})
+    found = client.get(f"/threads/support%2Falice/checkpoints/{draft.short_id}").json()
+    assert found["checkpoint"]["id"] == draft.id
+    assert client.get(f"/runs/{run.id[:5]}z").status_code == 404
+
+
+def test_timeline_and_cost_have_the_shapes_of_the_document(client, run):
     timeline = client.get(f"/runs/{run.id}/timeline").json()
     assert [each["type"] for each in timeline["events"]] == ["message", "tool.call", "tool.result", "message"]
     cost = client.get(f"/runs/{run.id}/cost").json()

@@ -1,5 +1,6 @@
 """`treering serve` as a process: it starts, refuses what is unsafe, and loses nothing when it is killed."""
 
+import json
 import os
 import re
 import signal
@@ -8,7 +9,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import pytest
 
 import treering
 
@@ -21,7 +21,7 @@ class Server:
             [
                 sys.executable,
                 "-m",
-                "treering.cli.main",
+                "treering",
                 "serve",
                 "--port",
                 "0",
@@ -49,7 +49,7 @@ class Server:
 
 def refused(*arguments, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "treering.cli.main", "serve", *arguments],
+        [sys.executable, "-m", "treering", "serve", *arguments],
         capture_output=True,
         text=True,
         env=os.environ | environment,
@@ -125,21 +125,25 @@ def test_a_taken_port_is_said(tmp_path):
         assert "choose another --port" in output.stderr
 
 
-@pytest.mark.parametrize(
-    "command", [["create", "--scope", "read", "--json"], ["list"], ["revoke", "nothing"]]
-)
-def test_keys_on_the_command_line(tmp_path, command):
-    output = subprocess.run(
-        [sys.executable, "-m", "treering.cli.main", "keys", *command, "--store", str(tmp_path / "store")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    if command[0] == "create":
-        assert '"scope": "read"' in output.stdout
-        assert "cannot be shown again" in output.stderr
-    elif command[0] == "list":
-        assert output.stdout == "no keys\n"
-    else:
-        assert (output.returncode, "key 'nothing' not found" in output.stderr) == (3, True)
+def test_keys_on_the_command_line(tmp_path):
+    def keys(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "treering", "keys", *command, "--store", str(tmp_path / "store")],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    for command in (["list"], ["revoke", "nothing"]):
+        missing = keys(*command)
+        assert (missing.returncode, "no store found" in missing.stderr) == (3, True), missing.stderr
+    created = keys("create", "--scope", "read", "--json")
+    assert '"scope": "read"' in created.stdout
+    assert "cannot be shown again" in created.stderr
+    made = json.loads(created.stdout)["id"]
+    assert keys("list").stdout.splitlines()[1].startswith(made)
+    unknown = keys("revoke", "nothing")
+    assert (unknown.returncode, "key 'nothing' not found" in unknown.stderr) == (3, True)
+    assert keys("revoke", made[:14]).stdout == f"revoked {made}\n"
+    assert keys("list").stdout == "no keys\n"

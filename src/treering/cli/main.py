@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         # Completion needs every command.
-        (app if _COMPLETION in os.environ else narrowed(app, given))(args=given)
+        (app if _COMPLETION in os.environ else narrowed(app, given))(args=given, prog_name="treering")
     except TreeringError as error:
         _report(error, as_json="--json" in given)
         sys.exit(error.exit_code)
@@ -166,7 +166,3 @@ def _report(error: TreeringError, *, as_json: bool) -> None:
 
     problem = {"error": type(error).__name__, "message": message, "retryable": error.retryable}
     typer.echo(clean_json(msgspec.json.encode(problem)), err=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 from treering.cli.console import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from treering.threads.checkpoint import CheckpointRecord
     from treering.threads.directory import ThreadInfo
 
@@ -65,17 +63,6 @@ def when(iso: str) -> str:
     return iso[:19].replace("T", " ")
 
 
-def short_ids(ids: Iterable[str], shortest: int) -> dict[str, str]:
-    """Return the shortest unique prefix of each id, at least ``shortest`` characters."""
-    ordered = sorted(set(ids))
-    cut: dict[str, str] = {}
-    for index, each in enumerate(ordered):
-        neighbours = ordered[max(index - 1, 0) : index] + ordered[index + 1 : index + 2]
-        needed = max((_common(each, other) + 1 for other in neighbours), default=0)
-        cut[each] = each[: max(needed, shortest)]
-    return cut
-
-
 def summary(checkpoint: CheckpointRecord) -> dict[str, Any]:
     """Return a checkpoint without its content, for JSON."""
     return {
@@ -100,10 +87,3 @@ def message_count(checkpoint: CheckpointRecord) -> int:
 
     stretch = checkpoint.lists.get(MESSAGES)
     return 0 if stretch is None else stretch.length
-
-
-def _common(one: str, other: str) -> int:
-    for index, (mine, theirs) in enumerate(zip(one, other, strict=False)):
-        if mine != theirs:
-            return index
-    return min(len(one), len(other))

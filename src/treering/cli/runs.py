@@ -66,6 +66,7 @@ def runs(
     as_json: JsonOption = False,
 ) -> None:
     """List runs, newest first."""
+    from treering.core.ids import short_ids
     from treering.runs.cost import format_cost
 
     with place.existing() as opened:
@@ -79,10 +80,11 @@ def runs(
             if cursor is None:
                 break
         costs = {info.id: opened.cost.of_run(info.id).total for info in infos}
+    ids = short_ids(info.id for info in infos)
     table = [("RUN", "AGENT", "STATUS", "STARTED", "TOOK", "TOKENS", "COST", "THREAD")]
     table += [
         (
-            clean(info.id),
+            clean(ids[info.id]),
             clean(info.agent or ""),
             info.status,
             when(info.started_at),
@@ -121,6 +123,7 @@ def timeline(
     as_json: JsonOption = False,
 ) -> None:
     """Show the timeline of a run or a thread."""
+    from treering.core.ids import short_ids
     from treering.runs.timeline import TimelineFilter
 
     if (run is None) == (thread is None):
@@ -143,11 +146,17 @@ def timeline(
                 break
     if start_us is None:
         start_us = events[0].ts_us if events else 0
+    spans = short_ids(filter(None, map(_span_of, events)))
     table = [
-        (f"{(event.ts_us - start_us) / 1e6:.3f}", clean(event.agent or ""), clean(event.label))
+        (
+            f"{(event.ts_us - start_us) / 1e6:.3f}",
+            clean(spans.get(_span_of(event), "")),
+            clean(event.agent or ""),
+            clean(event.label),
+        )
         for event in events
     ]
-    lines = rows([("AT", "AGENT", "WHAT"), *table])
+    lines = rows([("AT", "SPAN", "AGENT", "WHAT"), *table])
     values = [{**plain(event), "ts": event.ts} for event in events]
     show(values, lines if events else ["no events"], as_json=as_json)
 
@@ -190,9 +199,12 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare two runs and find the first difference."""
+    from treering.core.ids import short_ids
+
     with place.existing() as opened:
         found = opened.runs.compare(_id(opened, one), _id(opened, other), currency=currency)
-    lines = rows([("", *(clean(each.run.id) for each in found.runs)), *_figures(found.runs)])
+    ids = short_ids(each.run.id for each in found.runs)
+    lines = rows([("", *(clean(ids[each.run.id]) for each in found.runs)), *_figures(found.runs)])
     show(plain(found), [*lines, *_difference(found.divergence)], as_json=as_json)
 
 
@@ -208,13 +220,17 @@ def search(
     as_json: JsonOption = False,
 ) -> None:
     """Search messages, inputs and outputs."""
+    from treering.core.ids import short_ids
+
     with place.existing() as opened:
+        run = None if run is None else opened.runs.get(_id(opened, run)).id
         found = opened.timeline.search(text, run=run, agent=agent, kind=kind, limit=limit)
     lines: list[str] = []
+    ids = short_ids(hit.run for hit in found.hits)
     for hit in found.hits:
         what = hit.role if hit.kind == "message" else f"{hit.name} {hit.part}"
         lines.append(
-            f"{when(hit.ts)}  {clean(hit.run)}  {clean(hit.agent or '-')}  {clean(what or hit.kind)}"
+            f"{when(hit.ts)}  {clean(ids[hit.run])}  {clean(hit.agent or '-')}  {clean(what or hit.kind)}"
         )
         lines.append(f"    {one_line(clean(hit.snippet), 160)}")
     if not found.hits:
@@ -253,7 +269,7 @@ def tail(
     with place.existing() as opened:
         follower = opened.timeline.follow(
             after=after,
-            run=run,
+            run=None if run is None else _id_if_known(opened, run),
             thread=thread,
             namespace=user_namespace,
             agent=agent,
@@ -354,11 +370,20 @@ def _cost_report(opened: Any, by: str, run: str | None, days: int | None, curren
             raise InvalidInput(
                 "--run cannot be combined with --days, and groups by agent, model or kind only"
             )
-        opened.runs.get(run)
-        return costs.of_run(run, by=by)
+        return costs.of_run(opened.runs.get(_id(opened, run)).id, by=by)
     if by in groups:
         return groups[by](since_day=since_day)
     return costs.of_days(by=by, since_day=since_day)
+
+
+def _span_of(event: TimelineEvent) -> str:
+    """Return the id that --span accepts; messages, checkpoints and runs are not spans."""
+    from treering.runs.timeline import RESULT
+
+    if ".span." not in event.type and not event.type.startswith("tool."):
+        return ""
+    found = (event.ref.get(name, "") for name in ("span_id", "tool_call_id", "tool_result_id"))
+    return next(filter(None, found), "").removesuffix(RESULT)
 
 
 def _performance_row(row: PerformanceRow) -> tuple[str, ...]:
@@ -391,6 +416,16 @@ def _id(store: Any, run: str) -> str:
     if newest is None:
         raise NotFound("the store has no runs")
     return newest.id
+
+
+def _id_if_known(store: Any, run: str) -> str:
+    """Return the id of a run; one that does not exist yet may be followed as well."""
+    from treering.errors import NotFound
+
+    try:
+        return store.runs.get(_id(store, run)).id
+    except NotFound:
+        return run
 
 
 def _figures(found: tuple[RunFigures, ...]) -> list[tuple[str, ...]]:
@@ -462,7 +497,9 @@ def _describe_event(event: LiveEvent) -> str:
     if event.role is not None:
         return f"{event.role}: {event.model or event.name or ''}".rstrip(": ")
     dots = "..." if event.kind.startswith("open.") else ""
-    return f"{event.name or event.run or event.id}{dots}"
+    from treering.core.ids import short_id
+
+    return f"{event.name or short_id(event.run or event.id.removesuffix(':listed'))}{dots}"
 
 
 def _totals(event: LiveEvent) -> str:

@@ -128,17 +128,20 @@ def checkpoints(
     as_json: JsonOption = False,
 ) -> None:
     """List the checkpoints of sandboxes, newest first."""
+    from treering.core.ids import short_ids
+
     with open_checkpoints(storage, endpoint, place) as opened:
         found = opened.list(limit=limit, tag=tag)
+    ids = short_ids(name for each in found for name in (each.id, each.parent_id) if name)
     table = [("id", "taken", "files", "size", "agent", "parent", "comment")]
     table += [
         (
-            each.id,
+            ids[each.id],
             each.timestamp[:19],
             f"{each.files or 0:,}",
             size(each.size_bytes or 0),
             each.agent_type or "",
-            each.parent_id or "",
+            ids.get(each.parent_id or "", ""),
             clean(each.comment or ""),
         )
         for each in found

@@ -102,7 +102,7 @@ def create(
     as_json: JsonOption = False,
 ) -> None:
     """Create a key and show it once."""
-    with _keys(store, store_blobs) as found:
+    with _keys(store, store_blobs, create=True) as found:
         new = found.create(project=project, scope=cast("Scope", scope), name=name)
     say("save this key now: it is not stored and cannot be shown again")
     show(
@@ -147,17 +147,18 @@ def revoke(
 ) -> None:
     """Revoke a key."""
     with _keys(store, store_blobs) as found:
-        found.revoke(id)
+        revoked = found.revoke(id)
     say("running servers reject it within seconds")
-    show({"id": id, "revoked": True}, [f"revoked {id}"], as_json=as_json)
+    show({"id": revoked, "revoked": True}, [f"revoked {revoked}"], as_json=as_json)
 
 
 @contextmanager
-def _keys(url: str | None, blobs: str | None) -> Generator[Keys]:
+def _keys(url: str | None, blobs: str | None, *, create: bool = False) -> Generator[Keys]:
     from treering.api import open as open_store
+    from treering.api import open_existing
     from treering.server.auth import Keys
 
-    with open_store(url, blobs=blobs) as opened:
+    with (open_store if create else open_existing)(url, blobs=blobs) as opened:
         yield Keys(opened.engine, clock=opened.clock)
 
 

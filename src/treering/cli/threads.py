@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from treering.cli.console import clean, rows, say, show
+from treering.cli.console import clean, plain, rows, say, show
 from treering.cli.options import JsonOption, StorePlace, UserNamespaceOption, takes_store
 from treering.cli.render import (
     as_json,
@@ -21,7 +21,6 @@ from treering.cli.render import (
     one_line,
     pasteable,
     raw,
-    short_ids,
     speaker,
     summary,
     when,
@@ -60,7 +59,7 @@ def checkpoint_lines(checkpoint: Checkpoint, messages: list[Any], state: dict[st
         "saved": record.created_at,
         "note": record.note or "",
         "tags": ", ".join(record.tags),
-        "files": record.snapshot or "",
+        "files": (record.snapshot or "").removeprefix("o:"),
         "metadata": json_text(metadata) if metadata else "",
         "waits for": json_text(record.pending_interrupt) if record.pending_interrupt is not None else "",
     }
@@ -81,7 +80,10 @@ def checkpoint_lines(checkpoint: Checkpoint, messages: list[Any], state: dict[st
 
 def difference_lines(changes: Difference) -> Iterator[str]:
     """The differences between two checkpoints."""
-    yield f"{changes.before} -> {changes.after}, {changes.common} messages in common"
+    from treering.core.ids import short_ids
+
+    short = short_ids((changes.before, changes.after))
+    yield f"{short[changes.before]} -> {short[changes.after]}, {changes.common} messages in common"
     for index, message in changes.removed:
         yield from _coloured("red", _said("-", index, message))
     for each in changes.changed:
@@ -121,13 +123,14 @@ def _coloured(colour: str, lines: Iterator[str]) -> Iterator[str]:
 ThreadArgument = Annotated[str, typer.Argument(metavar="THREAD", help="The id of a thread.")]
 _CHECKPOINT: Final = "A checkpoint (or its beginning), a thread, or thread@12, thread@~1, thread@TIME."
 _LEFT_SHOWN: Final = 10
+_UNREAD: Final = frozenset({"seq", "ts_us", "committed_at_us", "body"})
 _DAMAGED: Final = 5
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (threads, log, show_checkpoint, diff, fork, rewind, resume, delete):
-        app.command("show" if command is show_checkpoint else None)(command)
+    for command in (threads, log, show_any, diff, fork, rewind, resume, delete):
+        app.command("show" if command is show_any else None)(command)
 
 
 @takes_store
@@ -224,17 +227,23 @@ def log(
 
 
 @takes_store
-def show_checkpoint(
-    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help=_CHECKPOINT)],
+def show_any(
+    id: Annotated[str, typer.Argument(metavar="ID", help=f"{_CHECKPOINT} Or any other id that is listed.")],
     *,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     last: Annotated[int, typer.Option(metavar="N", min=0, help="The last N messages; 0 for all.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the messages, state and metadata of a checkpoint."""
+    """Show a checkpoint, or the run, span or snapshot of an id."""
     with place.existing() as opened:
-        found = _checkpoint(opened, _finder(opened, user_namespace), checkpoint)
+        other = _other(opened, id, user_namespace)
+        if other is not None:
+            facts = ((name, words(value)) for name, value in other.facts.items())
+            lines = [f"{name:<10}  {fact}" for name, fact in facts if fact not in ("", "null", "[]", "{}")]
+            show(raw(other.value), lines, as_json=as_json)
+            return
+        found = _checkpoint(opened, _finder(opened, user_namespace), id)
         record = found.record
         messages = found.last_messages(last) if last else found.messages
         state = found.state
@@ -245,6 +254,66 @@ def show_checkpoint(
         "state": raw(state),
     }
     show(what, checkpoint_lines(found, messages, state), as_json=as_json)
+
+
+class _Other(NamedTuple):
+    """What an id names besides threads and their checkpoints: for programs, and for people."""
+
+    value: dict[str, Any]
+    facts: dict[str, Any]
+
+
+def _other(opened: Store, text: str, user_namespace: str) -> _Other | None:
+    """Return what an id names if that is neither a thread nor a checkpoint of one."""
+    from treering.cli.runs import seconds
+    from treering.cli.workspaces import snapshot_by_name
+    from treering.core.clock import to_iso
+    from treering.core.ids import only_match, short_id
+    from treering.core.query import records_by_id
+    from treering.runs.cost import format_cost
+    from treering.runs.follow import live_event
+    from treering.runs.run import RUN, find_run
+    from treering.threads.checkpoint import KIND
+    from treering.threads.directory import thread_info
+
+    if thread_info(opened.engine, opened.space, text, user_namespace) is not None:
+        return None
+    rows = {row.event.id: row for row in records_by_id(opened.engine, opened.space, text)}
+    # A span may have two rows, and so has a run; that of the end is the one without a suffix.
+    whole = {name: row for name, row in rows.items() if name.partition(":")[0] not in rows.keys() - {name}}
+    match = only_match(whole, text, "id")
+    row = None if match is None else whole[match]
+    if row is not None and row.event.kind == KIND:
+        return None
+    if row is not None and row.event.kind != RUN:
+        event = plain(live_event(row))
+        content = None if row.event.body is None else opened.timeline.content(row.event.body)[0]
+        shown = {name: value for name, value in event.items() if name not in _UNREAD}
+        time = {"time": to_iso(row.event.ts_us)}
+        return _Other(event | {"content": content}, time | shown | {"content": content})
+    if text and find_run(opened.engine, opened.space, text) is not None:
+        info = opened.runs.get(text)
+        cost = opened.cost.of_run(info.id).total
+        facts = {
+            "run": info.id,
+            "agent": info.agent,
+            "status": info.status,
+            "started": info.started_at,
+            "took": seconds(info.duration_us),
+            "tokens": f"{cost.tokens:,}",
+            "cost": format_cost(cost),
+            "thread": info.thread,
+            "tags": ", ".join(info.tags),
+            "meta": info.meta,
+            "timeline": f"treering timeline {short_id(info.id)}",
+        }
+        return _Other({**plain(info), "cost": plain(cost)}, facts)
+    root = None if "@" in text else snapshot_by_name(opened, text)
+    if root is None:
+        return None
+    files = [each.path for each in opened.workspace.ls(root)]
+    facts = {"snapshot": root, "files": "\n            ".join(files)}
+    return _Other({"id": root, "files": files}, facts)
 
 
 @takes_store
@@ -330,6 +399,7 @@ def rewind(
     as_json: JsonOption = False,
 ) -> None:
     """Move the head of a thread back. Later checkpoints stay stored."""
+    from treering.core.ids import short_ids
     from treering.threads.tree import left_behind
 
     with place.existing() as opened:
@@ -351,13 +421,14 @@ def rewind(
         "left_behind": [summary(each) for each in left],
         **({} if restored is None else {"files": restored}),
     }
+    short = short_ids(each.id for each in [before.record, *left])
     lines = [f"{clean(info.id)}: step {before.step} -> {target.step}, {len(left)} checkpoints abandoned"]
     lines += [
-        f"  {each.step:>3}  {each.id}  {one_line(clean(each.note or ''))}".rstrip()
+        f"  {each.step:>3}  {short[each.id]}  {one_line(clean(each.note or ''))}".rstrip()
         for each in left[:_LEFT_SHOWN]
     ]
     lines += [f"  ... and {len(left) - _LEFT_SHOWN} more"] if len(left) > _LEFT_SHOWN else []
-    lines += [f"to undo: {pasteable('rewind', info, before.id)}"] if left else []
+    lines += [f"to undo: {pasteable('rewind', info, short[before.id])}"] if left else []
     if restored is not None and files is not None:
         from treering.cli.workspaces import restored_lines
 
@@ -477,7 +548,6 @@ def _value(text: str) -> Any:
 # threads that were forked off hang below the checkpoint where they began.
 
 
-_SHORTEST: Final = 18
 _PIPE_WIDTH: Final = 10_000
 """A reader of a pipe gets whole lines."""
 
@@ -492,9 +562,11 @@ def draw(store: Store, growth: ThreadTree) -> None:
 
 class _Drawing:
     def __init__(self, store: Store, growth: ThreadTree) -> None:
+        from treering.core.ids import short_ids
+
         self._store = store
         self._growth = growth
-        self._short = short_ids((each.id for each in growth.checkpoints), _SHORTEST)
+        self._short = short_ids(each.id for each in growth.checkpoints)
         self._children: dict[str | None, list[CheckpointRecord]] = {}
         for each in reversed(growth.checkpoints):
             parent = each.parent if each.parent in self._short else None

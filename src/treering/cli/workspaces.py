@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 LATEST: Final = "latest"
 _BEGINNING: Final = re.compile("[0-9a-f]{6,64}")
-_WHOLE: Final = 64
 _SHOWN: Final = 20
 
 SnapshotArgument = Annotated[
@@ -97,13 +97,15 @@ def snapshots(
 ) -> None:
     """List snapshots, newest first."""
     from treering.core.clock import to_iso
+    from treering.core.ids import short_ids
 
     with place.existing() as opened:
         found = list(opened.workspace.snapshots(name=name, last=limit or None))
+    ids = short_ids(each.id for each in found)
     table = [("id", "taken", "files", "size", "workspace", "note")]
     table += [
         (
-            each.id[:12],
+            ids[each.id],
             to_iso(each.taken_at_us)[:19],
             f"{each.files:,}",
             size(each.size_bytes),
@@ -206,24 +208,15 @@ def find_snapshot(store: Store, text: str, user_namespace: str = "") -> str:
 
 
 def snapshot_by_name(store: Store, text: str) -> str | None:
-    """Resolve ``latest``, the start of a snapshot id, or a checkpoint of a sandbox; else return ``None``."""
+    """Resolve ``latest``, a snapshot by its id, or a checkpoint of a sandbox; else return ``None``."""
+    from treering.errors import NotFound
+
     if text == LATEST:
         return _latest(store)
-    return snapshot_by_id(store, text) or _of_sandbox(store, text)
-
-
-def snapshot_by_id(store: Store, text: str) -> str | None:
-    """Return a snapshot by the start of its id; ``None`` if there is none."""
-    from treering.errors import InvalidInput
-
-    if not _BEGINNING.fullmatch(text):
-        return None
-    if len(text) == _WHOLE:
-        return text
-    found = {each.id for each in store.workspace.snapshots() if each.id.startswith(text)}
-    if len(found) > 1:
-        raise InvalidInput(f"{len(found)} snapshots start with {text!r}; use more of the id")
-    return next(iter(found), None)
+    if text.startswith(("o:", "snap_")) or _BEGINNING.fullmatch(text):
+        with suppress(NotFound):
+            return store.workspace.find(text)
+    return _of_sandbox(store, text)
 
 
 def file_lines(changes: Iterable[FileChange]) -> list[str]:
@@ -246,19 +239,26 @@ def restored_lines(done: RestoreResult, target: Path) -> list[str]:
     more = max(0, len(done.written) - _SHOWN) + max(0, len(done.removed) - _SHOWN)
     lines += [f"  ... and {more:,} more"] if more else []
     if done.before is not None:
-        lines.append(f"to undo: treering restore {done.before[:12]} {clean(str(target))} --delete")
+        from treering.core.ids import short_id
+
+        lines.append(f"to undo: treering restore {short_id(done.before)} {clean(str(target))} --delete")
     return lines
 
 
 def _of_sandbox(store: Store, text: str) -> str | None:
-    """Return the root tree of a sandbox's checkpoint, by its id."""
-    from treering.errors import NotFound
+    """Return the root tree of a sandbox's checkpoint, by its id; ``None`` if a thread's has it."""
+    from treering.core.ids import only_match
+    from treering.core.query import records_by_id
+    from treering.sandbox.storage import KIND as OF_SANDBOX
     from treering.sandbox.storage import storage_in
+    from treering.threads.checkpoint import KIND, PREFIX
 
-    try:
-        return storage_in(store).find(text).hash if text.startswith("ckpt_") else None
-    except NotFound:
+    if not text.startswith(PREFIX):
         return None
+    found = records_by_id(store.engine, store.space, text, kinds=(KIND, OF_SANDBOX))
+    kinds = {each.event.id: each.event.kind for each in found}
+    match = only_match(kinds, text, "checkpoint")
+    return storage_in(store).find(match).hash if match and kinds[match] == OF_SANDBOX else None
 
 
 def _latest(store: Store) -> str:

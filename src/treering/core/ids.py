@@ -1,10 +1,15 @@
 """Ids and scopes: how treering makes ids, which ones it accepts, and how scopes are written.
 
-A generated id is 26 characters of lowercase Crockford base32: 48 bits of milliseconds, then 80 bits that
-start at random and count up by one within a millisecond. Text order is therefore time order, and two sources
-(threads share one, processes do not) collide only if they draw the same 79 random bits in the same
-millisecond. **Invariant:** each id of a source is greater than the one before, across threads and even if the
-clock goes backwards; a forked child draws new random bits, so it repeats nothing.
+A generated id is 26 characters of lowercase Crockford base32: 48 bits of milliseconds, a counter of 20 bits
+that starts at random and counts up by one within a millisecond, and 60 random bits that are drawn once per
+millisecond. Text order is therefore time order, and two sources (threads share one, processes do not) collide
+only if they draw the same 60 bits and overlapping counters in the same millisecond. **Invariant:** each id of
+a source is greater than the one before, across threads and even if the clock goes backwards; a forked child
+draws new random bits, so it repeats nothing.
+
+The counter comes before the random bits so that ids can be shortened: the first 14 characters (`short_id`)
+differ for all ids of a source, and for those of two processes unless both their times and their counters are
+equal. Whatever shows a short id also accepts it, and any other unique beginning of an id (`only_match`).
 
 A given id (of a thread, ref, list or batch) is any printable text of up to 512 characters. `file_name` maps
 ids to file names, injectively: ordinary ids map to themselves, and any other id gets a ``~``, which no
@@ -19,7 +24,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from hashlib import sha256
 from threading import Lock
@@ -38,10 +43,18 @@ _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS: Final = tuple(high + low for high in _ALPHABET for low in _ALPHABET)
 _DIGITS: Final = {digit: value for value, digit in enumerate(_ALPHABET)}
 _MADE_ID: Final = re.compile(f"[0-7][{_ALPHABET}]{{25}}")
+_BEGINNING: Final = re.compile(f"[0-7][{_ALPHABET}]{{3,25}}")
+_HASH: Final = re.compile("[0-9a-f]{64}")
 
-# The top bit starts clear, so counting up never overflows 80 bits.
-_RANDOM_BITS: Final = (1 << 79) - 1
-_LOW_BITS: Final = (1 << 20) - 1
+ID_CHARS: Final = 26
+SHORT_CHARS: Final = 14
+"""How many characters of a generated id tell it from all others of its source."""
+_SHORT_HASH_CHARS: Final = 12
+_CANDIDATES: Final = 5
+
+_COUNTER_END: Final = 1 << 20
+# The top bit starts clear, so there is always room for half a million ids in a millisecond.
+_FIRST_COUNTER: Final = (1 << 19) - 1
 _DRAWN: Final = 640
 """Random bytes drawn per system call: each call releases the GIL."""
 
@@ -73,29 +86,28 @@ class IdSource:
             now_ms = self._now_us() // 1000
             if now_ms > self._ms:
                 self._draw(ms=now_ms)
-            elif self._low == _LOW_BITS:
-                self._count_from(self._high + 1, 0)
             else:
-                self._low += 1
-            low = self._low
-            return self._head + _PAIRS[low >> 10] + _PAIRS[low & 1023], self._ms * 1000
+                self._counter += 1
+                if self._counter == _COUNTER_END:
+                    self._draw(ms=self._ms + 1)
+            counter = self._counter
+            return self._time + _PAIRS[counter >> 10] + _PAIRS[counter & 1023] + self._tail, self._ms * 1000
 
     def _draw(self, *, ms: int) -> None:
-        self._ms = ms
         if not self._drawn:
             self._drawn = self._random_bytes(_DRAWN)
-        drawn = int.from_bytes(self._drawn[-10:], "big") & _RANDOM_BITS
+        drawn = int.from_bytes(self._drawn[-10:], "big")
         self._drawn = self._drawn[:-10]
-        self._count_from(drawn >> 20, drawn & _LOW_BITS)
-
-    def _count_from(self, high: int, low: int) -> None:
-        self._high, self._low = high, low
-        # All but the last four characters stay the same for a millisecond, so they are formatted once.
-        ms = self._ms
-        self._head = (
+        self._ms = ms
+        self._counter = drawn >> 60 & _FIRST_COUNTER
+        # All but the counter stays the same for a millisecond, so it is formatted once.
+        self._time = (
             f"{_PAIRS[ms >> 40]}{_PAIRS[ms >> 30 & 1023]}{_PAIRS[ms >> 20 & 1023]}{_PAIRS[ms >> 10 & 1023]}"
-            f"{_PAIRS[ms & 1023]}{_PAIRS[high >> 50]}{_PAIRS[high >> 40 & 1023]}{_PAIRS[high >> 30 & 1023]}"
-            f"{_PAIRS[high >> 20 & 1023]}{_PAIRS[high >> 10 & 1023]}{_PAIRS[high & 1023]}"
+            f"{_PAIRS[ms & 1023]}"
+        )
+        self._tail = (
+            f"{_PAIRS[drawn >> 50 & 1023]}{_PAIRS[drawn >> 40 & 1023]}{_PAIRS[drawn >> 30 & 1023]}"
+            f"{_PAIRS[drawn >> 20 & 1023]}{_PAIRS[drawn >> 10 & 1023]}{_PAIRS[drawn & 1023]}"
         )
 
     def _after_fork(self) -> None:
@@ -126,6 +138,56 @@ def time_of(made_id: str) -> int:
     for digit in made_id[:10]:
         ms = ms << 5 | _DIGITS[digit]
     return ms * 1000
+
+
+def short_id(text: str) -> str:
+    """Return enough of an id to recognise it and to pass it on: 14 characters of a generated id, after its
+    prefix, and 12 of a hash. An id that someone chose is not shortened.
+    """
+    return text[: _short_length(text)]
+
+
+def short_ids(ids: Iterable[str]) -> dict[str, str]:
+    """Return the short form of each id, longer where two of them would look the same."""
+    ordered = sorted(set(ids))
+    short: dict[str, str] = {}
+    for index, each in enumerate(ordered):
+        neighbours = ordered[max(index - 1, 0) : index] + ordered[index + 1 : index + 2]
+        shared = max((_common_length(each, other) for other in neighbours), default=0)
+        short[each] = each[: max(shared + 1, _short_length(each))]
+    return short
+
+
+def only_match(ids: Iterable[str], text: str, what: str) -> str | None:
+    """Return the one id that begins with ``text``, or ``None``. Raise `InvalidInput` if there are several.
+
+    ``what`` names the kind of id in the error ('checkpoint').
+    """
+    found = sorted({each for each in ids if each.startswith(text)})
+    if text in found or len(found) == 1:
+        return text if text in found else found[0]
+    if not found:
+        return None
+    shown = ", ".join(short_ids(found)[each] for each in found[:_CANDIDATES])
+    more = ", ..." if len(found) > _CANDIDATES else ""
+    raise InvalidInput(f"{what} {text!r} is ambiguous: {shown}{more}; give more characters")
+
+
+def may_be_shortened(text: str) -> bool:
+    """Return whether a text can be the beginning of a generated id without its prefix."""
+    return _BEGINNING.fullmatch(text) is not None
+
+
+def _common_length(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
+
+
+def _short_length(text: str) -> int:
+    if _HASH.fullmatch(text) is not None:
+        return _SHORT_HASH_CHARS
+    prefix = text.rfind("_") + 1
+    return prefix + SHORT_CHARS if _MADE_ID.fullmatch(text, prefix) is not None else len(text)
 
 
 def check_id(text: str, what: str) -> str:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from treering.core.clock import DAY_US
+from treering.core.clock import DAY_US, day_of
+from treering.core.ids import ID_CHARS, time_of
 from treering.errors import Conflict, InvalidInput
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ Dimension = Literal["key", "day", "agent", "model", "kind", "currency"]
 """What sums can be grouped by; ``key`` is the run or the thread."""
 
 MAX_PAGE: Final = 10_000
+_FEW: Final = 10
 _LARGEST: Final = 2**63 - 1
 """The largest integer that a database can store."""
 
@@ -41,6 +43,8 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
     ``order="seq"`` is commit order (for transcripts and followers), ``order="time"`` is (ts, seq), the order
     of a timeline. Unset filters do not filter; set filters must all match.
 
+    ``ids`` and ``id_prefix`` are found by an index if ``since_us`` and ``until_us`` say on which days.
+
     ``brief`` is for callers that read many rows and need only ``seq`` and the event's ``id``, ``kind``,
     ``ts_us``, ``scope`` and ``data`` (or ``body``, if there is no ``data``): an engine may leave all other
     fields empty.
@@ -48,6 +52,7 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     kinds: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
+    id_prefix: str | None = None
     scope: str | None = None
     run: str | None = None
     thread: str | None = None
@@ -166,6 +171,25 @@ def each_record(
     """Yield the matching events behind a cursor."""
     for records in record_pages(engine, space, query, after=after, limit=limit):
         yield from records
+
+
+def records_by_id(
+    engine: Engine, space: str, beginning: str, *, kinds: tuple[str, ...] = ()
+) -> Iterator[Record]:
+    """Yield the events whose generated ids begin so. An id begins with its time, so this is a small read."""
+    made = beginning[beginning.rfind("_") + 1 :]
+    try:
+        first_us, last_us = time_of(made.ljust(ID_CHARS, "0")), time_of(made.ljust(ID_CHARS, "z"))
+    except InvalidInput:
+        return
+    query = EventQuery(
+        kinds=kinds,
+        id_prefix=beginning,
+        # An id may be a little older than its event.
+        since_us=max((day_of(first_us) - 1) * DAY_US, 0),
+        until_us=(day_of(last_us) + 2) * DAY_US,
+    )
+    yield from each_record(engine, space, query, limit=_FEW)
 
 
 def ref_pages(engine: Engine, space: str, prefix: str, *, limit: int = 1000) -> Iterator[list[Ref]]:

@@ -19,7 +19,7 @@ from treering.core.ids import thread_key
 from treering.core.query import SumQuery
 from treering.runs.money import check_currency, from_nanos
 from treering.runs.prices import EUR, ExchangeRate, exchange
-from treering.runs.run import RUN, run_from_ref, run_not_found, run_ref
+from treering.runs.run import RUN, find_run, run_from_ref, run_not_found, run_ref
 from treering.runs.span import MESSAGE, OPEN, SPAN
 
 if TYPE_CHECKING:
@@ -277,12 +277,13 @@ def cost_report(
     used and none has a price, 0 only when nothing was used. ``rates`` lists the rates used. A run that is not
     in the store is read from ``legacy``.
     """
-    if not engine.refs(space, [run_ref(run_id)]):
+    ref = find_run(engine, space, run_id)
+    if ref is None:
         found = None if legacy is None else legacy.cost(run_id)
         if found is None:
             raise run_not_found(run_id)
         return found
-    costs = Costs(engine, space).in_(EUR).of_run(run_id)
+    costs = Costs(engine, space).in_(EUR).of_run(run_from_ref(ref).id)
     report: dict[str, Any] = {
         # Agents that used nothing are only in the timeline.
         "by_agent": [

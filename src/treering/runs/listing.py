@@ -43,6 +43,7 @@ from treering.runs.run import (
     RUNS,
     UNFINISHED,
     RunInfo,
+    find_run,
     ledger_scope,
     listed_run,
     run_from_ref,
@@ -81,11 +82,13 @@ class Runs:
         self._namespace = namespace
 
     def get(self, run_id: str) -> RunInfo:
-        """Return a run. A run whose process died is ``crashed``, whether or not that was written down."""
-        refs = self._engine.refs(self._space, [run_ref(run_id)])
-        if not refs:
+        """Return a run, by its id or a unique beginning of a generated id. A run whose process died is
+        ``crashed``, whether or not that was written down.
+        """
+        ref = find_run(self._engine, self._space, run_id)
+        if ref is None:
             raise run_not_found(run_id)
-        return self._probe().check(refs[run_ref(run_id)])
+        return self._probe().check(ref)
 
     def in_namespace(self, namespace: str) -> Runs:
         """Return the runs of another namespace."""
@@ -167,8 +170,8 @@ class Runs:
 
         Without ``speed`` it does not wait; ``speed=1`` takes as long as the run did, 10 a tenth of it.
         """
-        started_at_us = self.get(run_id).started_at_us
-        return replay(self._engine, self._space, run_id, started_at_us=started_at_us, speed=speed)
+        run = self.get(run_id)
+        return replay(self._engine, self._space, run.id, started_at_us=run.started_at_us, speed=speed)
 
     def mark_crashed(self, *, newest: int | None = None, dry_run: bool = False) -> list[RunInfo]:
         """Write down which runs (of the ``newest`` so many) have crashed or are unfinished; return them.

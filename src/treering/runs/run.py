@@ -7,6 +7,7 @@ has ended, a row in its timeline.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import msgspec
@@ -15,7 +16,8 @@ from msgspec import structs
 from treering.core.batch import ANY, Event
 from treering.core.clock import to_iso
 from treering.core.encoding import decode_json, encode_json
-from treering.core.ids import Scope, check_id, new_id, thread_key
+from treering.core.ids import Scope, check_id, may_be_shortened, new_id, only_match, thread_key
+from treering.core.query import each_ref
 from treering.errors import Corrupt, InvalidInput, NotFound
 from treering.runs.span import ERROR, OK, RunContext, RunNode, SpanWriter, current_node, describe_error
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from treering.core.batch import Draft, Expect
     from treering.core.clock import Clock
+    from treering.core.engine import Engine
     from treering.core.records import Ref
     from treering.runs.cost import Costs, RunCost
     from treering.runs.recorder import RecordSink
@@ -44,6 +47,7 @@ UNFINISHED: Final = "unfinished"
 QUIET_SECONDS: Final = 900.0
 """A run that no process keeps alive is unfinished when nothing was stored of it for so long."""
 _LISTED: Final = ":listed"
+_CANDIDATES: Final = 6
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +108,17 @@ def run_ref(run_id: str) -> str:
 def run_not_found(run_id: str) -> NotFound:
     """Return the error for an unknown run."""
     return NotFound(f"run {run_id!r} not found. List runs with: treering runs")
+
+
+def find_run(engine: Engine, space: str, text: str) -> Ref | None:
+    """Return the ref of a run, by its id or, if that was generated, by a unique beginning of it."""
+    name = run_ref(text)
+    refs = engine.refs(space, [name])
+    if not refs and may_be_shortened(text):
+        found = {ref.name: ref for ref in islice(each_ref(engine, space, name), _CANDIDATES)}
+        match = only_match((each.removeprefix(RUNS) for each in found), text, "run")
+        return None if match is None else found[run_ref(match)]
+    return refs.get(name)
 
 
 def run_from_ref(ref: Ref) -> RunInfo:

@@ -23,13 +23,13 @@ from msgspec import structs
 from treering.core.clock import day_of, to_iso
 from treering.core.content import Address
 from treering.core.encoding import decode
-from treering.core.ids import thread_key
+from treering.core.ids import only_match, thread_key
 from treering.core.query import EventQuery, each_record, encode_cursor, record_pages
 from treering.errors import InvalidInput, MissingExtra, NotFound
 from treering.runs.follow import Follower, LiveEvent, LiveFilter
 from treering.runs.money import from_nanos, to_nanos
 from treering.runs.prices import EUR, exchange
-from treering.runs.run import RUNNING, run_not_found, run_ref
+from treering.runs.run import RUNNING, find_run, run_from_ref, run_not_found
 from treering.runs.search import EventIndex, QueryWords, SearchResult, TimelineSearch, search, searchable
 from treering.runs.span import FIRST_TOKEN, INPUT_SIZE, MESSAGE, OPEN, SPAN, RunRow, open_id
 
@@ -43,6 +43,9 @@ USUAL_TYPES: Final = frozenset({"agent.span.start", "agent.span.end", "message",
 """The types of event that a timeline shows unless it is asked for everything."""
 MAX_EVENTS: Final = 1000
 """The most events of a timeline report."""
+
+RESULT: Final = ":result"
+"""Follows the id of a tool call in the id of its result."""
 
 _TYPES: Final = {
     ("agent", "start"): "agent.span.start",
@@ -60,7 +63,7 @@ class TimelineFilter:
     """Which events of a timeline to return. Unset fields do not filter; set fields must all match."""
 
     span: str | None = None
-    """This span and its descendants."""
+    """This span and its descendants; the beginning of its id is enough."""
     agent: str | None = None
     kind: str | None = None
     """``message``, or a kind of span: ``tool``, ``llm``, ``agent``, ..."""
@@ -340,11 +343,12 @@ class _RowFilter:
             if event.span is not None and event.kind.startswith((SPAN, OPEN)):
                 children.setdefault(event.parent, set()).add(event.span)
                 spans.add(event.span)
-        if span not in spans:
+        match = only_match(spans, span.removesuffix(RESULT), "span")
+        if match is None:
             where = f"run {self._whole.run!r}" if self._whole.run else "this thread"
             hint = self._whole.run or "--thread THREAD"
             raise NotFound(f"span {span!r} not found in {where}. List spans with: treering timeline {hint}")
-        found, queue = {span}, [span]
+        found, queue = {match}, [match]
         while queue:
             new = children.get(queue.pop(), set()) - found
             found |= new
@@ -400,7 +404,7 @@ def _ref(row: RunRow, type_: str) -> dict[str, str]:
     if type_ == "tool.call":
         return {"tool_call_id": event.span or event.id}
     if type_ == "tool.result":
-        return {"tool_result_id": event.id + ":result"}
+        return {"tool_result_id": event.id + RESULT}
     if type_ == "checkpoint":
         return {"checkpoint_id": event.id}
     return {"span_id": event.span or event.id}
@@ -471,13 +475,14 @@ def timeline_report(
     """
     if not 1 <= limit <= MAX_EVENTS:
         raise InvalidInput(f"limit={limit}; use 1 to {MAX_EVENTS}, and continue with next_cursor")
-    if not engine.refs(space, [run_ref(run_id)]):
+    ref = find_run(engine, space, run_id)
+    if ref is None:
         found = None if legacy is None else legacy.timeline(run_id, limit=limit, cursor=cursor)
         if found is None:
             raise run_not_found(run_id)
         return found
     page = Timeline(engine, space).of_run(
-        run_id, first=limit, cursor=cursor, everything=everything, filter=filter
+        run_from_ref(ref).id, first=limit, cursor=cursor, everything=everything, filter=filter
     )
     return page_to_dict(page)
 

@@ -29,7 +29,7 @@ from treering.core.batch import Draft, Event
 from treering.core.clock import SystemClock, from_datetime, to_iso
 from treering.core.content import object_address
 from treering.core.encoding import encode
-from treering.core.ids import Scope, new_id
+from treering.core.ids import ID_CHARS, Scope, new_id, only_match
 from treering.core.query import Erasure, EventQuery, each_record
 from treering.core.retention import Keep, RetentionEntry, select
 from treering.errors import InvalidInput, NotFound
@@ -51,6 +51,7 @@ DEFAULT_LIMIT: Final = 100
 MAX_LIMIT: Final = 500
 KIND: Final = "sandbox_checkpoint"
 PREFIX: Final = "ckpt_"
+_MIN_CHARS: Final = 4
 
 _STORE_GRACE_SECONDS: Final = 3600.0
 _PAGE: Final = 500
@@ -242,7 +243,9 @@ class CheckpointStorage:
         return self._backend.newest_first(tag=tag, limit=limit)
 
     def find(self, id: str) -> CheckpointInfo:
-        """Return a checkpoint by its id, or for ``latest`` the newest of the whole storage."""
+        """Return a checkpoint by its id or a unique beginning of it; ``latest`` is the newest of the whole
+        storage.
+        """
         if id != LATEST:
             return self._get(id)
         newest = self._backend.newest_first(tag=None, limit=1)
@@ -335,6 +338,11 @@ class CheckpointStorage:
     def _get(self, id: str) -> CheckpointInfo:
         if not id.startswith(PREFIX):
             raise InvalidInput(f"{id[:80]!r} is not a checkpoint id: ids start with {PREFIX!r}")
+        if _MIN_CHARS <= len(id) - len(PREFIX) < ID_CHARS:
+            found = {each.id: each for each in self._backend.each(tag=None)}
+            match = only_match(found, id, "checkpoint")
+            if match is not None:
+                return found[match]
         return self._backend.get(id)
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from treering.core.batch import ANY, Draft
 from treering.core.clock import Clock
 from treering.core.engine import Engine
 from treering.core.ids import Scope as ErasureScope
-from treering.core.ids import check_space, new_id
+from treering.core.ids import check_space, may_be_shortened, new_id, only_match
 from treering.core.query import Erasure, each_ref
 from treering.errors import Corrupt, Forbidden, InvalidInput, NotFound, TooMany, Unauthorized
 from treering.maintenance.stats import RESERVED
@@ -118,11 +118,15 @@ class Keys:
         """Return whether any key exists."""
         return bool(self._engine.scan_refs(KEYS_SPACE, _REF, limit=1))
 
-    def revoke(self, id: str) -> None:
-        """Revoke a key. Running servers reject it within seconds."""
-        if not self._engine.refs(KEYS_SPACE, [_REF + id]):
+    def revoke(self, id: str) -> str:
+        """Revoke a key, by its id or a unique beginning of it; return the id. Running servers reject the key
+        within seconds.
+        """
+        match = only_match((each.id for each in self.list()), id, "key") if may_be_shortened(id) else None
+        if match is None:
             raise NotFound(f"key {id!r} not found. List keys with: treering keys list")
-        self._engine.erase(KEYS_SPACE, Erasure(refs=(_REF + id,)))
+        self._engine.erase(KEYS_SPACE, Erasure(refs=(_REF + match,)))
+        return match
 
     def find(self, token: str) -> Key:
         """Return the key of a token. Raise `Unauthorized` otherwise, without saying what is wrong with it."""

@@ -191,6 +191,9 @@ class JournalTests(EngineHarness):
             "kinds": {"kinds": ("call", "note")},
             "kind": {"kinds": ("tool",)},
             "ids": {"ids": tuple(event.id for event in events[3:30:4])},
+            "beginning": {"id_prefix": events[3].id[:-1]},
+            "beginning and day": {"id_prefix": events[3].id[:1], "since_us": 0, "until_us": 1 << 52},
+            "no such beginning": {"id_prefix": events[3].id + "0"},
             "scope": {"scope": "/run/1"},
             "run": {"run": "run-2"},
             "thread": {"thread": "t1"},
@@ -293,6 +296,8 @@ def _matches(event: Event, fields: dict[str, Any]) -> bool:
             fits = event.kind in value
         elif name == "ids":
             fits = event.id in value
+        elif name == "id_prefix":
+            fits = event.id.startswith(value)
         elif name == "since_us":
             fits = event.ts_us >= value
         elif name == "until_us":

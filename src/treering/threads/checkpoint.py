@@ -34,7 +34,7 @@ from treering.core.batch import Event
 from treering.core.clock import DAY_US, day_of, to_iso
 from treering.core.content import INLINE_LIMIT, Address, Content, list_address
 from treering.core.encoding import decode, decode_all, decode_json, encode, encode_json, is_tagged
-from treering.core.ids import new_id_with_time, parse_scope, thread_scope, time_of
+from treering.core.ids import new_id_with_time, parse_scope, short_id, thread_scope, time_of
 from treering.core.query import EventQuery, each_record
 from treering.errors import Corrupt, InvalidInput, NotFound, Unsupported
 from treering.runs.span import current_node
@@ -63,7 +63,6 @@ FORKED_FROM: Final = "forked_from"
 MAX_ROW_BYTES: Final = 16 * 1024
 """A longer record goes into the body of its event, so that pages of history stay small."""
 
-_SHORT: Final = 13
 _SHARED: Final = len(PREFIX) + 6
 """How much of an id a parent leaves out that begins like its child: both were made in the same 17 minutes."""
 _TITLE_CHARS: Final = 200
@@ -113,8 +112,8 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def short_id(self) -> str:
-        """Enough of the id for a person to recognise it."""
-        return self.id[: len(PREFIX) + _SHORT]
+        """The id shortened for people. Wherever an id is accepted, so is this."""
+        return short_id(self.id)
 
     @property
     def created_at(self) -> str:
@@ -169,7 +168,7 @@ class Checkpoint:
 
     @property
     def short_id(self) -> str:
-        """The beginning of the id, enough for a person to recognise it."""
+        """The id shortened for people. Wherever an id is accepted, so is this."""
         return self.record.short_id
 
     @property

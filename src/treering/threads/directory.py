@@ -8,31 +8,23 @@ contain an ``@``: the whole text is tried as a thread before it is split.
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from treering.core.clock import DAY_US, day_of, to_iso
-from treering.core.ids import time_of
-from treering.core.query import EventQuery, each_record, each_ref
-from treering.errors import InvalidInput, NotFound
-from treering.threads.checkpoint import KIND, PREFIX, CheckpointRecord, Revisions
-from treering.threads.history import Journal, find_position
+from treering.core.clock import to_iso
+from treering.core.query import each_ref
+from treering.errors import NotFound
+from treering.threads.checkpoint import PREFIX, CheckpointRecord
+from treering.threads.history import Journal, find_by_beginning, find_position
 from treering.threads.hooks import check_text
 from treering.threads.writer import HEADS, head_ref, heads_prefix, read_head
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from treering.core.engine import Engine
     from treering.core.records import Ref
 
-_ID_CHARS: Final = 26
-_MIN_PREFIX_CHARS: Final = 4
-_MS_US: Final = 1000
 _SUGGESTIONS: Final = 3
-_CANDIDATES: Final = 5
 
 
 class ThreadInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,50 +123,7 @@ class Finder:
 
     def by_prefix(self, prefix: str) -> CheckpointRecord:
         """Return the one checkpoint of the store whose id begins with ``prefix``."""
-        known = prefix.removeprefix(PREFIX)
-        if len(known) < _MIN_PREFIX_CHARS:
-            raise InvalidInput(
-                f"{prefix!r} is too short; give at least {_MIN_PREFIX_CHARS} characters after {PREFIX}"
-            )
-        found = list(islice(self._starting_with(known), _CANDIDATES + 1))
-        if not found:
-            raise NotFound(f"checkpoint {prefix!r} not found; list checkpoints with: treering log THREAD")
-        if len(found) > 1:
-            some = ", ".join(each.id for each in found[:_CANDIDATES])
-            more = ", ..." if len(found) > _CANDIDATES else ""
-            raise InvalidInput(f"{prefix!r} is ambiguous: {some}{more}; give more characters")
-        return found[0]
-
-    def _starting_with(self, known: str) -> Iterator[CheckpointRecord]:
-        try:
-            first_us = time_of(known.ljust(_ID_CHARS, "0"))
-            last_us = time_of(known.ljust(_ID_CHARS, "z"))
-        except InvalidInput:
-            return
-        # Most events have the very time of their id; what is guaranteed is the same UTC day.
-        found = False
-        for since_us, until_us in (
-            (first_us, last_us + _MS_US),
-            (day_of(first_us) * DAY_US, (day_of(last_us) + 1) * DAY_US),
-        ):
-            for checkpoint in self._between(since_us, until_us, PREFIX + known):
-                found = True
-                yield checkpoint
-            if found:
-                return
-
-    def _between(self, since_us: int, until_us: int, prefix: str) -> Iterator[CheckpointRecord]:
-        query = EventQuery(
-            kinds=(KIND,),
-            ids=(prefix,) if len(prefix) == len(PREFIX) + _ID_CHARS else (),
-            since_us=since_us,
-            until_us=until_us,
-            order="time",
-        )
-        revisions = Revisions(self._engine, self._space)
-        for record in each_record(self._engine, self._space, query):
-            if record.event.id.startswith(prefix):
-                yield revisions.read(record)
+        return find_by_beginning(self._engine, self._space, prefix)
 
     def _known(self, text: str) -> ThreadInfo | None:
         return thread_info(self._engine, self._space, text, self._namespace) if text else None

@@ -19,8 +19,8 @@ import msgspec
 
 from treering.core.clock import day_of, from_datetime
 from treering.core.encoding import decode, decode_json
-from treering.core.ids import MAINTENANCE_SCOPE, Scope, thread_scope
-from treering.core.query import EventQuery, each_record, record_pages, ref_pages
+from treering.core.ids import ID_CHARS, MAINTENANCE_SCOPE, Scope, only_match, thread_scope
+from treering.core.query import EventQuery, each_record, record_pages, records_by_id, ref_pages
 from treering.core.records import Problem
 from treering.errors import Corrupt, InvalidInput, NotFound
 from treering.threads.checkpoint import (
@@ -61,6 +61,8 @@ _LAST_PAGE: Final = 1000
 _IDS_PER_QUERY: Final = 400
 _MAX_STEP_DIGITS: Final = 15
 """Steps have 53 bits, so a longer number is not a step."""
+_MIN_CHARS: Final = 4
+_CANDIDATES: Final = 6
 
 
 def find_position(
@@ -108,6 +110,31 @@ def _refuse(thread_id: str, what: str) -> CheckpointRecord:
     raise NotFound(f"thread {thread_id!r} has no {what}; list its checkpoints with: treering log {thread_id}")
 
 
+def find_by_beginning(
+    engine: Engine, space: str, text: str, *, namespace: str | None = None
+) -> CheckpointRecord:
+    """Return the one checkpoint whose id is or begins with ``text``, of a namespace or of all.
+
+    Raise `InvalidInput` with the candidates if there are several.
+    """
+    known = text.removeprefix(PREFIX)
+    if len(known) < _MIN_CHARS:
+        raise InvalidInput(f"{text!r} is too short; give at least {_MIN_CHARS} characters after {PREFIX}")
+    revisions = Revisions(engine, space)
+    found: dict[str, CheckpointRecord] = {}
+    for record in records_by_id(engine, space, PREFIX + known, kinds=(KIND,)):
+        each = revisions.read(record)
+        if namespace in (None, each.namespace):
+            found[each.id] = each
+        if len(found) == _CANDIDATES:
+            break
+    match = only_match(found, text, "checkpoint")
+    if match is None:
+        where = "" if namespace is None else " in this namespace"
+        raise NotFound(f"checkpoint {text!r} not found{where}; list checkpoints with: treering log THREAD")
+    return found[match]
+
+
 def dropped_by(engine: Engine, space: str, record: Record) -> list[str]:
     """Return the checkpoints that an event of retention lists as dropped."""
     body = record.event.body
@@ -124,7 +151,9 @@ class Journal:
         self._namespace = namespace
 
     def by_id(self, checkpoint_id: str) -> CheckpointRecord:
-        """Return one checkpoint. Raise `NotFound` for one of another namespace."""
+        """Return one checkpoint, by its id or a unique beginning of it. Raise `NotFound` for one of another
+        namespace.
+        """
         return self._found(checkpoint_id)[0]
 
     def all_of(self, scope: str, *, behind: str | None = None) -> Iterator[CheckpointRecord]:
@@ -219,6 +248,9 @@ class Journal:
         )
 
     def _found(self, checkpoint_id: str) -> tuple[CheckpointRecord, Record]:
+        if len(checkpoint_id) < len(PREFIX) + ID_CHARS and checkpoint_id.startswith(PREFIX):
+            found = find_by_beginning(self._engine, self._space, checkpoint_id, namespace=self._namespace)
+            checkpoint_id = found.id
         for record in self._records_of(checkpoint_id):
             checkpoint = Revisions(self._engine, self._space).read(record)
             if checkpoint.namespace == self._namespace:

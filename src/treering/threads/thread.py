@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 import msgspec
 
-from treering.core.ids import check_id, new_id
+from treering.core.ids import check_id, new_id, short_id
 from treering.errors import Conflict, InvalidInput, NotFound
 from treering.limits.tool_budgets import Budgets, Counters
 from treering.threads import removal
@@ -437,7 +437,7 @@ class Thread:
 
     def _fork_off(self) -> Thread:
         """Fork what this object last saw, for a writer who came second."""
-        other = self._sibling(f"{self.id}~{new_id()[-6:]}", self.namespace)
+        other = self._sibling(f"{self.id}~{short_id(new_id())[-6:]}", self.namespace)
         seen = self._head.checkpoint
         if seen is not None:
             other._head.begin_as(seen)  # noqa: SLF001 - another thread of the same class

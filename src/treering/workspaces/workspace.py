@@ -8,6 +8,7 @@ checkpoint.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
@@ -18,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from treering.core.batch import Draft, Event
-from treering.core.content import object_address
+from treering.core.content import is_object_name, object_address
 from treering.core.encoding import decode_json, encode_json
-from treering.core.ids import Scope, check_id
-from treering.core.query import EventQuery, each_record
+from treering.core.ids import Scope, check_id, only_match, short_id
+from treering.core.query import EventQuery, each_record, records_by_id
 from treering.core.text import readable
-from treering.errors import InvalidInput
+from treering.errors import InvalidInput, NotFound
 from treering.runs.span import current_node
 from treering.workspaces.browse import SnapshotCheck, SnapshotEntry, cat, check_snapshot, ls, select
 from treering.workspaces.diff import FileChange, compare
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SNAPSHOT: Final = "snapshot"
+_EVENT: Final = "snap_"
+_BEGINNING: Final = re.compile("[0-9a-f]{6,63}")
 _PAGE: Final = 250
 
 
@@ -264,11 +267,35 @@ class Workspace:
         """
         return VirtualFiles(root, mounts=mounts)
 
+    def find(self, text: str) -> str:
+        """Return the id of the snapshot that a text names: its id, a unique beginning of it of at least six
+        digits, or the id of its event (``snap_...``).
+        """
+        name = text.removeprefix("o:")
+        if is_object_name(name):
+            return name
+        if name.startswith(_EVENT):
+            events = records_by_id(self._engine, self._space, name, kinds=(SNAPSHOT,))
+            found = {each.event.id: _from_event(each.event).id for each in events}
+            match = only_match(found, name, "snapshot")
+            if match is not None:
+                return found[match]
+        elif _BEGINNING.fullmatch(name):
+            match = only_match((each.id for each in self.snapshots()), name, "snapshot")
+            if match is not None:
+                return match
+        else:
+            raise InvalidInput(
+                f"{text[:80]!r} is not a snapshot id; expected the 64 hex digits of snapshot(), or at least "
+                "the first 6"
+            )
+        raise NotFound(f"snapshot {text[:80]!r} not found. List snapshots with: treering snapshots")
+
     def _snapshot(self, id: str, limits: Limits | None = None) -> Snapshot:
-        return Snapshot(self._engine, self._space, id, limits=limits)
+        return Snapshot(self._engine, self._space, self.find(id), limits=limits)
 
     def _commit_before(self, staged: StagedSnapshot, folder: Path, id: str) -> None:
-        self._commit(staged, workspace=_label(folder), note=f"before the restore of {id[:12]}", tags=())
+        self._commit(staged, workspace=_label(folder), note=f"before the restore of {short_id(id)}", tags=())
 
     def _commit(
         self, staged: StagedSnapshot, *, workspace: str, note: str | None, tags: tuple[str, ...]
@@ -290,7 +317,7 @@ class Workspace:
         span = current_node.get()
         draft.event(
             Event(
-                id=f"snap_{draft.id}",
+                id=f"{_EVENT}{draft.id}",
                 kind=SNAPSHOT,
                 ts_us=info.taken_at_us,
                 scope=str(Scope("", "workspace", workspace)),

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 import treering
+from treering.core.clock import DAY_US
 from treering.core.query import EventQuery
 from treering.engines.sql import read
 from treering.engines.sql.rows import Dictionary
@@ -33,6 +34,9 @@ QUERIES = {
     ),
     ("event_run (space=? AND run=?",): EventQuery(run="r", order="time"),
     ("sqlite_autoindex_event_2 (space=? AND day=? AND id=?",): EventQuery(ids=("a",), since_us=0, until_us=1),
+    ("sqlite_autoindex_event_2 (space=? AND day>? AND day<?",): EventQuery(
+        id_prefix="ckpt_01", since_us=0, until_us=3 * DAY_US, order="time"
+    ),
     ("PRIMARY KEY (space=?",): EventQuery(),
 }
 
@@ -52,6 +56,6 @@ def test_every_query_is_one_range_of_its_index(tmp_path, indexes, newest_first, 
     for (sql, values), index in zip(session.queries, indexes, strict=True):
         plan = [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + sql, values)]
         assert any(step.startswith("SEARCH e USING") and index in step for step in plan), plan
-        if not query.ids:
+        if not query.ids and query.id_prefix is None:
             assert not any("ORDER BY" in step for step in plan), plan
     connection.close()

@@ -163,15 +163,15 @@ def test_installing_leaves_everything_else_as_it_is(tmp_path):
     path.parent.mkdir()
     path.write_text(json.dumps(THEIRS, indent=4), "utf-8")
     path.chmod(0o640)
-    assert install(path, "python -m treering.cli.main hook claude-code --store /s")
+    assert install(path, "python -m treering hook claude-code --store /s")
     found = json.loads(path.read_text("utf-8"))
     assert list(found) == ["model", "hooks", "permissions"]
     assert found["hooks"]["PreToolUse"] == THEIRS["hooks"]["PreToolUse"]
     assert found["hooks"]["Stop"][0] == THEIRS["hooks"]["Stop"][0]
     assert set(found["hooks"]) == {*EVENTS, "PreToolUse"}
     assert path.stat().st_mode & 0o777 == 0o640
-    assert not install(path, "python -m treering.cli.main hook claude-code --store /s")
-    assert install(path, "python -m treering.cli.main hook claude-code --store /t")
+    assert not install(path, "python -m treering hook claude-code --store /s")
+    assert install(path, "python -m treering hook claude-code --store /t")
     assert path.read_text("utf-8").count("--store /t") == len(EVENTS)
     assert "--store /s" not in path.read_text("utf-8")
     assert install(path, None)

@@ -81,11 +81,14 @@ export function ago(value: number | string | null | undefined, now = Date.now())
   return seconds < 5 ? "just now" : `${span(seconds)} ago`;
 }
 
-/** A recognisable part of an id. */
+const MADE = /^([a-z]+_)?[0-7][0-9a-z]{25}$/;
+const HASH = /^[0-9a-f]{64}$/;
+
+/** The short form of an id, which the API and the command line accept as well. */
 export function brief(id: string): string {
-  if (id.length <= 18) return id;
-  const [prefix, rest] = id.includes("_") ? [id.slice(0, id.indexOf("_") + 1), id.slice(id.indexOf("_") + 1)] : ["", id];
-  return rest.length <= 12 ? id : `${prefix}${rest.slice(0, 4)}…${rest.slice(-6)}`;
+  const made = MADE.exec(id);
+  if (made) return id.slice(0, (made[1]?.length ?? 0) + 14);
+  return HASH.test(id) ? id.slice(0, 12) : id;
 }
 
 function span(seconds: number): string {

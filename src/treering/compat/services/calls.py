@@ -45,7 +45,7 @@ from treering.runs.run import (
     write_state,
 )
 from treering.runs.span import OK, SpanWriter, StoredContent, open_id, usage_of
-from treering.runs.timeline import MAX_EVENTS, timeline_report
+from treering.runs.timeline import MAX_EVENTS, RESULT, timeline_report
 from treering.sync_async import Closing
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 
 AGENT = "agent"
 TOOL = "tool"
-RESULT = ":result"
 _SPANS = "span/"
 _ENDED = b"{}"
 

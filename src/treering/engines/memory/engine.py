@@ -361,6 +361,7 @@ def _matches(event: Event, query: EventQuery) -> bool:
     return (
         (not query.kinds or event.kind in query.kinds)
         and (not query.ids or event.id in query.ids)
+        and event.id.startswith(query.id_prefix or "")
         and (query.since_us is None or event.ts_us >= query.since_us)
         and (query.until_us is None or event.ts_us < query.until_us)
         and all(

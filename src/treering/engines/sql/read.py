@@ -416,6 +416,9 @@ def _of_thread(space: int, thread: str | None) -> Iterator[tuple[list[str], list
         yield [f"e.thread = '{SAME}'", _IN_SCOPE], [space, scope]
 
 
+_LAST_CHARACTER: Final = "\U0010ffff"
+
+
 def _conditions(space: int, query: EventQuery) -> tuple[list[str], list[Any]]:
     conditions: list[str] = []
     values: list[Any] = []
@@ -436,7 +439,10 @@ def _conditions(space: int, query: EventQuery) -> tuple[list[str], list[Any]]:
         if wanted:
             conditions.append(f"e.{name} IN ({', '.join('?' * len(wanted))})")
             values += wanted
-    if query.ids and query.since_us is not None and query.until_us is not None:
+    if query.id_prefix:
+        conditions.append("e.id >= ? AND e.id < ?")
+        values += [query.id_prefix, query.id_prefix + _LAST_CHARACTER]
+    if (query.ids or query.id_prefix) and query.since_us is not None and query.until_us is not None:
         first, last = day_of(query.since_us), day_of(query.until_us - 1)
         conditions.append("e.day = ?" if first == last else "e.day BETWEEN ? AND ?")
         values += [first] if first == last else [first, last]

@@ -164,7 +164,7 @@ def _list(value: Any, what: str) -> list[Any]:
 
 
 def _command_words(store: str | None, namespace: str | None, *, waits: bool) -> list[str]:
-    words = [sys.executable, "-m", "treering.cli.main", *_OURS.split()]
+    words = [sys.executable, "-m", "treering", *_OURS.split()]
     words += ["--store", store] if store is not None else []
     words += ["--namespace", namespace] if namespace is not None else []
     return [*words, "--wait"] if waits else words

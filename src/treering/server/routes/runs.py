@@ -255,13 +255,9 @@ def get_run(call: Call[None, None]) -> RunLine:
 @endpoint("GET", "/runs/{id}/spans", tag="runs")
 def list_spans(call: Call[SpansQuery, None]) -> SpanList:
     """List the spans, messages and other records of a run, by start, without their content."""
-    call.store.runs.get(call.path["id"])
+    run = call.store.runs.get(call.path["id"])
     page = run_records(
-        call.store.engine,
-        call.store.space,
-        call.path["id"],
-        first=call.query.limit,
-        cursor=call.query.cursor,
+        call.store.engine, call.store.space, run.id, first=call.query.limit, cursor=call.query.cursor
     )
     return SpanList(records=page.records, next_cursor=page.cursor)
 
@@ -269,7 +265,8 @@ def list_spans(call: Call[SpansQuery, None]) -> SpanList:
 @endpoint("GET", "/runs/{id}/spans/{span}", tag="runs")
 def get_span(call: Call[None, None]) -> RecordContent:
     """Return a span or message with its input and output."""
-    return record_content(call.store.engine, call.store.space, call.path["id"], call.path["span"])
+    run = call.store.runs.get(call.path["id"])
+    return record_content(call.store.engine, call.store.space, run.id, call.path["span"])
 
 
 @endpoint("GET", "/runs/{id}/compare/{other}", tag="runs")
