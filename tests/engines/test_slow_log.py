@@ -38,7 +38,7 @@ def test_a_call_is_logged_without_its_contents(everything, caplog):
     list(everything.thread(SECRET).history())
     result = lines(caplog)
     assert "scan run=? order=time limit=500" in result
-    assert "sums grain=thread by=agent,currency key=?" in result
+    assert "sums grain=thread by=agent,currency,kind key=?" in result
     assert "search collection=timeline text=? limit=32" in result
     assert any(line.startswith("commit events=") for line in result)
     assert not [line for line in result if SECRET in line]

@@ -46,8 +46,9 @@ def test_a_program_is_run_saved_and_restored(work: Path, treering) -> None:
     (listed,) = json.loads(treering("checkpoints", "--json").stdout)
     assert listed["comment"] == "one"
     assert listed["id"] in ran.stderr
-    shown = treering("checkpoints").stdout.splitlines()
-    assert shown[1].startswith(listed["id"])
+    shown = treering("checkpoints").stdout.splitlines()[1].split()[0]
+    assert listed["id"].startswith(shown)
+    assert "workspace/a.txt" in treering("ls", "-r", shown).stdout
     assert "workspace/a.txt" in treering("ls", "-r", listed["id"]).stdout
     assert treering("cat", listed["id"], "workspace/a.txt").stdout == "hi\n"
     (work / "work" / "a.txt").write_text("ruined")
@@ -94,7 +95,8 @@ def test_checkpoints_go_where_storage_says(work: Path, treering) -> None:
     assert [each.id for each in list_checkpoints(StorageConfig(work / "bucket"))] == [
         reported["checkpoint"]["id"]
     ]
-    assert reported["checkpoint"]["id"] in treering("checkpoints", "--storage", "./bucket").stdout
+    shown = treering("checkpoints", "--storage", "./bucket").stdout.splitlines()[1].split()[0]
+    assert reported["checkpoint"]["id"].startswith(shown)
     gateway = treering("run", "--storage", "gateway", "--", "true")
     assert gateway.returncode == 2
     assert "TREERING_URL" in gateway.stderr

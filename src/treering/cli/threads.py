@@ -474,7 +474,7 @@ def delete(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Delete a thread: checkpoints, transcript, and its lines in files."""
+    """Delete a thread, with its transcript and its lines in files."""
     with place.existing() as opened:
         info = _finder(opened, user_namespace).thread(thread)
         if sys.stdin.isatty() and not yes:

@@ -11,8 +11,10 @@ from tests.adapters.langgraph.scripts import config
 class Talk:
     """Calls of one graph at a time, with what they answered."""
 
-    def __init__(self, saver, *, awaits: bool) -> None:
+    def __init__(self, saver, *, awaits: bool, **options: Any) -> None:
         self.saver = saver
+        self.options = options
+        """Given to every invocation, like ``durability``."""
         self.threads: dict[str, Any] = {}
         self.log: list[Any] = []
         self.graph: Any = None
@@ -28,9 +30,9 @@ class Talk:
         where = at or config(thread)
         try:
             if self.awaits:
-                answer = asyncio.run(self.graph.ainvoke(given, where, **options))
+                answer = asyncio.run(self.graph.ainvoke(given, where, **self.options | options))
             else:
-                answer = self.graph.invoke(given, where, **options)
+                answer = self.graph.invoke(given, where, **self.options | options)
         except (ValueError, RecursionError) as error:
             answer = f"{type(error).__name__}: {error}"
         self.log.append(answer)
