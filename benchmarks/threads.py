@@ -147,13 +147,11 @@ async def _timed(call: Callable[[], Any], *, warm: bool = True) -> float:
 
 def _whole(thread: Thread, at_least_: int) -> None:
     checkpoint = thread.load()
-    assert checkpoint is not None
     assert len(checkpoint.messages) >= at_least_
 
 
 def _tail(thread: Thread) -> None:
     checkpoint = thread.load(last=20)
-    assert checkpoint is not None
     assert len(checkpoint.messages) == 20
 
 

@@ -94,10 +94,10 @@ class Job:
 
     def go_on(self) -> str:
         """Begin the job, or finish what an earlier process left; the lead's last words."""
-        coder = self.store.thread(CODER).load()
+        coder = self.store.thread(CODER).get()
         if coder is not None:
             coder.restore(self.work, delete=True)  # what was half written is not part of any moment
-        lead = self.store.thread(LEAD).load()
+        lead = self.store.thread(LEAD).get()
         return self.ask("lead", LEAD, None if lead is not None else GOAL)
 
     def ask(self, agent: str, thread: str, prompt: str | None) -> str:
@@ -113,7 +113,7 @@ class Job:
     # The tools
     def delegate(self, task: str) -> str:
         """Give a piece of work to the coder."""
-        left = self.store.thread(CODER).load()
+        left = self.store.thread(CODER).get()
         unfinished = left is not None and left.metadata.get("status") == "running"
         return self.ask("coder", CODER, None if unfinished else task)
 

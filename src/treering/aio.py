@@ -392,29 +392,25 @@ class AsyncThread:
         workspace: str | Path | None = None,
         exclude: Sequence[str] = (),
         include: Sequence[str] = (),
-    ) -> AsyncCheckpoint | None:
+    ) -> AsyncCheckpoint:
         """Async twin of `Thread.checkpoint`."""
-        return (
-            None
-            if (
-                found := await self._bridge.call(
-                    self._thread.checkpoint,
-                    messages,
-                    state,
-                    lists=lists,
-                    pending_interrupt=pending_interrupt,
-                    metadata=metadata,
-                    note=note,
-                    tags=tags,
-                    step=step,
-                    on_conflict=on_conflict,
-                    workspace=workspace,
-                    exclude=exclude,
-                    include=include,
-                )
-            )
-            is None
-            else AsyncCheckpoint(found, self._bridge)
+        return AsyncCheckpoint(
+            await self._bridge.call(
+                self._thread.checkpoint,
+                messages,
+                state,
+                lists=lists,
+                pending_interrupt=pending_interrupt,
+                metadata=metadata,
+                note=note,
+                tags=tags,
+                step=step,
+                on_conflict=on_conflict,
+                workspace=workspace,
+                exclude=exclude,
+                include=include,
+            ),
+            self._bridge,
         )
 
     async def append(
@@ -425,64 +421,45 @@ class AsyncThread:
         note: str | None = None,
         tags: Sequence[str] = (),
         on_conflict: Literal["raise", "fork", "retry"] = "raise",
-    ) -> AsyncCheckpoint | None:
+    ) -> AsyncCheckpoint:
         """Async twin of `Thread.append`."""
-        return (
-            None
-            if (
-                found := await self._bridge.call(
-                    self._thread.append,
-                    *messages,
-                    state=state,
-                    metadata=metadata,
-                    note=note,
-                    tags=tags,
-                    on_conflict=on_conflict,
-                )
-            )
-            is None
-            else AsyncCheckpoint(found, self._bridge)
+        return AsyncCheckpoint(
+            await self._bridge.call(
+                self._thread.append,
+                *messages,
+                state=state,
+                metadata=metadata,
+                note=note,
+                tags=tags,
+                on_conflict=on_conflict,
+            ),
+            self._bridge,
         )
 
     async def shorten(
         self, length: int, *, metadata: Mapping[str, Any] | None = None, note: str | None = None
-    ) -> AsyncCheckpoint | None:
+    ) -> AsyncCheckpoint:
         """Async twin of `Thread.shorten`."""
-        return (
-            None
-            if (found := await self._bridge.call(self._thread.shorten, length, metadata=metadata, note=note))
-            is None
-            else AsyncCheckpoint(found, self._bridge)
+        return AsyncCheckpoint(
+            await self._bridge.call(self._thread.shorten, length, metadata=metadata, note=note), self._bridge
         )
 
     async def interrupt(
         self, payload: Any, *, interrupt_id: str | None = None, note: str | None = None
-    ) -> AsyncCheckpoint | None:
+    ) -> AsyncCheckpoint:
         """Async twin of `Thread.interrupt`."""
-        return (
-            None
-            if (
-                found := await self._bridge.call(
-                    self._thread.interrupt, payload, interrupt_id=interrupt_id, note=note
-                )
-            )
-            is None
-            else AsyncCheckpoint(found, self._bridge)
+        return AsyncCheckpoint(
+            await self._bridge.call(self._thread.interrupt, payload, interrupt_id=interrupt_id, note=note),
+            self._bridge,
         )
 
     async def resume(
         self, decision: Decision, *, interrupt_id: str | None = None, value: Any = None
-    ) -> AsyncCheckpoint | None:
+    ) -> AsyncCheckpoint:
         """Async twin of `Thread.resume`."""
-        return (
-            None
-            if (
-                found := await self._bridge.call(
-                    self._thread.resume, decision, interrupt_id=interrupt_id, value=value
-                )
-            )
-            is None
-            else AsyncCheckpoint(found, self._bridge)
+        return AsyncCheckpoint(
+            await self._bridge.call(self._thread.resume, decision, interrupt_id=interrupt_id, value=value),
+            self._bridge,
         )
 
     async def snapshot_state(
@@ -495,24 +472,20 @@ class AsyncThread:
         metadata: Mapping[str, Any] | None = None,
         note: str | None = None,
         tags: Sequence[str] = (),
-    ) -> AsyncCheckpoint | None:
+    ) -> AsyncCheckpoint:
         """Async twin of `Thread.snapshot_state`."""
-        return (
-            None
-            if (
-                found := await self._bridge.call(
-                    self._thread.snapshot_state,
-                    obj,
-                    lists=lists,
-                    leave_out=leave_out,
-                    budgets=budgets,
-                    metadata=metadata,
-                    note=note,
-                    tags=tags,
-                )
-            )
-            is None
-            else AsyncCheckpoint(found, self._bridge)
+        return AsyncCheckpoint(
+            await self._bridge.call(
+                self._thread.snapshot_state,
+                obj,
+                lists=lists,
+                leave_out=leave_out,
+                budgets=budgets,
+                metadata=metadata,
+                note=note,
+                tags=tags,
+            ),
+            self._bridge,
         )
 
     async def restore_state(
@@ -555,11 +528,15 @@ class AsyncThread:
             else AsyncCheckpoint(found, self._bridge)
         )
 
-    async def load(self, *, last: int | None = None) -> AsyncCheckpoint | None:
+    async def load(self, *, last: int | None = None) -> AsyncCheckpoint:
         """Async twin of `Thread.load`."""
+        return AsyncCheckpoint(await self._bridge.call(self._thread.load, last=last), self._bridge)
+
+    async def get(self, *, last: int | None = None) -> AsyncCheckpoint | None:
+        """Async twin of `Thread.get`."""
         return (
             None
-            if (found := await self._bridge.call(self._thread.load, last=last)) is None
+            if (found := await self._bridge.call(self._thread.get, last=last)) is None
             else AsyncCheckpoint(found, self._bridge)
         )
 

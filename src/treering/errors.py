@@ -71,6 +71,13 @@ class MissingObjects(Conflict):
         )
 
 
+class Vetoed(TreeringError):
+    """A `pre_checkpoint_save` hook vetoed the save; nothing was written."""
+
+    http_status = 403
+    exit_code = 17
+
+
 class Corrupt(TreeringError):
     """Stored bytes do not match their checksum; the data was not returned."""
 

@@ -193,7 +193,7 @@ def test_a_deleted_chat_leaves_nothing_of_itself(store):
     assert [thread.id for thread in other.threads()] == ["telegram_12_s1", "telegram_12"]
     assert list(chat.threads()) == []
     assert chat.thread.id == "telegram_1"
-    assert chat.thread.load() is None
+    assert chat.thread.get() is None
     assert store.verify().ok
 
 

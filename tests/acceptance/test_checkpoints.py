@@ -60,11 +60,11 @@ def turn(state, thread, *, calls=0):
 def test_load_gives_the_newest_and_threads_come_newest_first(store):
     for name in ("a", "b", "a"):
         thread = store.thread(name)
-        thread.load()
+        thread.get()
         thread.snapshot_state({"thread_id": name, "iter": 0 if thread.head is None else 1})
     assert store.thread("a").load().state["iter"] == 1
     assert [info.id for info in store.threads()] == ["a", "b"]
-    assert store.thread("never").load() is None
+    assert store.thread("never").get() is None
 
 
 # A5: the attributes of a state object
@@ -216,7 +216,7 @@ def test_clean_removes_transcript_and_checkpoint_of_its_own_thread(store):
         say_something(store, name)
     cleaned = store.thread("debate").clean()
     assert (cleaned.transcript_events, cleaned.checkpoints) == (1, 1)
-    assert store.thread("debate").load() is None
+    assert store.thread("debate").get() is None
     assert not kinds(store, "/thread/debate")
     assert kinds(store, "/thread/other") == {"checkpoint": 1, "transcript": 1}
     assert kinds(store)["thread.cleaned"] == 1
@@ -230,7 +230,7 @@ def test_clean_takes_only_the_checkpoint(store):
     thread.rewind(0)
     say_something(store, "debate")
     assert thread.clean(delete_transcript=False).checkpoints == 2
-    assert thread.load() is None
+    assert thread.get() is None
     assert kinds(store, "/thread/debate") == {"transcript": 1}
     assert store.engine.stats(store.space).items == 0
     assert store.verify().ok
@@ -255,7 +255,7 @@ def test_clean_leaves_the_runs_of_the_thread(store):
     store.flush()
     before = kinds(store, "/thread/debate")
     store.thread("debate").clean()
-    assert store.thread("debate").load() is None
+    assert store.thread("debate").get() is None
     assert store.transcript("debate").read() == []
     assert kinds(store, "/thread/debate") == before - Counter(["checkpoint", "transcript"])
     assert before["message"] == 1
@@ -266,15 +266,15 @@ def test_clean_of_another_thread_leaves_this_one(store):
     turn(fresh(), store.thread("debate"))
     turn(fresh(), store.thread("other"))
     store.thread("debate").clean("other")
-    assert store.thread("other").load() is None
-    assert store.thread("debate").load() is not None
+    assert store.thread("other").get() is None
+    assert store.thread("debate").get() is not None
 
 
 def test_clean_of_nothing_does_nothing(store):
     turn(fresh(), store.thread("debate"))
     cleaned = store.thread("never").clean()
     assert (cleaned.transcript_events, cleaned.checkpoints) == (0, 0)
-    assert store.thread("debate").load() is not None
+    assert store.thread("debate").get() is not None
     assert "thread.cleaned" not in kinds(store)
 
 
@@ -300,6 +300,6 @@ def test_the_async_twin_does_the_same(tmp_path):
             resumed = fresh()
             await thread.restore_state(resumed)
             await thread.clean()
-            return state.iter, resumed.history, await thread.load()
+            return state.iter, resumed.history, await thread.get()
 
     assert asyncio.run(main()) == (1, [{"n": 0}, {"n": 1}], None)

@@ -12,6 +12,7 @@ import pytest
 
 from treering.agent import create_agent
 from treering.compat.savers import FileSaver, KeyValueStoreSaver, MemorySaver, PostgresSaver, SqliteSaver
+from treering.errors import Vetoed
 from treering.keyvalue import FolderStore, InMemoryStore, RedisStore
 
 MESSAGES = [
@@ -211,5 +212,6 @@ def test_a_hook_may_change_or_veto(checkpointer):
     )
     assert checkpointer.save(thread_id="conversation-1", messages=MESSAGES).metadata == {"seen": True}
     checkpointer.hooks.add("pre_checkpoint_save", lambda _: False)
-    assert checkpointer.save(thread_id="conversation-1", messages=[]) is None
+    with pytest.raises(Vetoed, match="conversation-1"):
+        checkpointer.save(thread_id="conversation-1", messages=[])
     assert checkpointer.load("conversation-1").messages == MESSAGES

@@ -256,7 +256,7 @@ def test_a_hook_that_fails_after_a_save_repeats_no_message(tmp_path, kind) -> No
         )
         with pytest.warns(CheckpointWarning, match="the log is full"):
             agent.generate(thread_id=f"t{own}", prompt="Hi", checkpoint_after_tool_call=True)
-        loaded = saver.thread(f"t{own}").load() if kind == "store" else asyncio.run(_load(saver, f"t{own}"))
+        loaded = saver.thread(f"t{own}").get() if kind == "store" else asyncio.run(_load(saver, f"t{own}"))
         messages = loaded["messages"] if kind == "own" else loaded.messages
         assert [each["role"] for each in messages] == ["user", "assistant", "tool", "assistant"]
 

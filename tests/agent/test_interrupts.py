@@ -13,7 +13,7 @@ import pytest
 import treering
 from tests.agent.scripted import Scripted, answered, asking, said
 from treering.agent import Budget, create_agent, tool
-from treering.errors import Conflict, InvalidInput, StoreFull
+from treering.errors import Conflict, InvalidInput, StoreFull, Vetoed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -152,7 +152,7 @@ def test_approval_needs_a_checkpointer() -> None:
 
 def test_a_veto_of_an_interrupt_is_an_error(store, agent) -> None:
     store.hooks.add("pre_checkpoint_save", lambda saving: None if saving.pending_interrupt is None else False)
-    with pytest.raises(Conflict, match="vetoed"):
+    with pytest.raises(Vetoed, match="pending interrupt"):
         agent.generate(thread_id="t", prompt="Clean up")
 
 

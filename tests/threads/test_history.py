@@ -13,7 +13,7 @@ import pytest
 
 import treering
 from tests.threads.sample_threads import damage, sample_thread, say, steps
-from treering.errors import Corrupt, InvalidInput, NotFound
+from treering.errors import Corrupt, InvalidInput, NotFound, Vetoed
 from treering.threads.head import ThreadMoved
 
 
@@ -197,7 +197,7 @@ APPENDER = """
 import sys, treering
 with treering.open(sys.argv[1], durability="fast") as store:
     thread = store.thread("t")
-    thread.load()
+    thread.get()
     print("ready", flush=True)
     sys.stdin.readline()
     for number in range(25):
@@ -290,7 +290,8 @@ def test_hooks_see_and_change_lists_and_know_what_is_appended(store):
     assert thread.head.items("notes") == [1, "x"]
     store.hooks.add("pre_checkpoint_save", lambda _: False)
     store.hooks.remove("pre_checkpoint_save", store.hooks._hooks["pre_checkpoint_save"][1])
-    thread.append(say("b"))
+    with pytest.raises(Vetoed):
+        thread.append(say("b"))
     assert seen == [(False, {"notes": [1]}), (True, {})]
 
 
@@ -355,7 +356,7 @@ def test_any_readable_id_names_one_thread(store, thread_id):
     thread.append(say("a"))
     assert store.thread(thread_id).load().messages == [say("a")]
     assert [info.id for info in store.threads()] == [thread_id]
-    assert store.thread("a", namespace=thread_id[:100]).load() is None
+    assert store.thread("a", namespace=thread_id[:100]).get() is None
 
 
 def test_no_two_threads_share_a_head(store):

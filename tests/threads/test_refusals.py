@@ -9,7 +9,7 @@ import pytest
 import treering
 from tests.threads.sample_threads import sample_thread, say, steps
 from treering.core.clock import to_datetime
-from treering.errors import InvalidInput, NotFound, Unencodable
+from treering.errors import InvalidInput, NotFound, Unencodable, Vetoed
 
 
 def test_a_fork_that_went_back_into_its_past_outlives_its_origin(store):
@@ -41,7 +41,7 @@ def test_a_thread_is_not_rewound_to_what_is_not_its_past(store):
             with pytest.raises(NotFound):
                 wrong(foreign)
     assert fork.load().step == 1
-    assert store.thread("new").load() is None
+    assert store.thread("new").get() is None
 
 
 def test_nothing_is_deleted_of_a_thread_that_was_never_saved(store):
@@ -132,17 +132,19 @@ def test_diff_tells_of_other_lists_too(store):
 def test_hooks_that_veto_do_so_in_every_space(store):
     store.hooks.add("pre_checkpoint_save", lambda saving: False if "secret" in saving.messages else None)
     tenant = store.in_namespace("tenant")
-    assert tenant.thread("t").append("secret") is None
-    assert tenant.thread("t").append("said") is not None
+    with pytest.raises(Vetoed):
+        tenant.thread("t").append("secret")
+    tenant.thread("t").append("said")
     tenant.hooks.add("pre_checkpoint_save", lambda saving: False)  # noqa: ARG005
-    assert store.thread("t").append("said") is None
+    with pytest.raises(Vetoed):
+        store.thread("t").append("said")
 
 
 def test_a_hook_cannot_make_state_that_is_not_read_back(store):
     store.hooks.add("pre_checkpoint_save", lambda saving: {"state": {1: saving.note}})
     with pytest.raises(InvalidInput, match="give it a str"):
         store.thread("t").checkpoint(state={"plan": "a"})
-    assert store.thread("t").load() is None
+    assert store.thread("t").get() is None
 
 
 def test_a_checkpoint_is_named_by_its_place_as_on_the_command_line(store):

@@ -167,7 +167,7 @@ class Machine(RuleBasedStateMachine):
             return
         for name in NAMES:
             thread = self.store.thread(name)
-            checkpoint = thread.load()
+            checkpoint = thread.get()
             if name not in self.model.heads:
                 assert checkpoint is None
                 continue

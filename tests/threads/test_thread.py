@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import treering
 from treering.core.clock import SystemClock
-from treering.errors import Conflict, InvalidInput, NotFound
+from treering.errors import Conflict, InvalidInput, NotFound, Vetoed
 from treering.threads.checkpoint import new_checkpoint_id
 from treering.threads.diff import json_patch
 from treering.threads.thread import ThreadMoved
@@ -30,8 +30,19 @@ def sample_thread(store, thread_id="t", steps=5):
 
 
 def test_a_thread_that_was_never_saved_has_no_head(store):
-    assert store.thread("new").load() is None
+    assert store.thread("new").get() is None
     assert list(store.thread("new").history()) == []
+
+
+def test_loading_a_thread_that_was_never_saved_says_what_to_do(store):
+    for thread in (store.thread("new"), store.thread("new", namespace="bob")):
+        with pytest.raises(
+            NotFound, match=r"thread 'new'.* was never saved; append\(\) starts it, and get\(\)"
+        ):
+            thread.load()
+        saved = thread.append(say("a"))
+        assert thread.get() == thread.load() == saved
+        assert thread.get(last=0).messages == []
 
 
 def test_a_thread_resumes_where_it_was_left(store):
@@ -202,7 +213,8 @@ def test_hooks_change_veto_and_look_on(store):
         return saving.thread_id != "t"
 
     store.hooks.add("pre_checkpoint_save", veto)
-    assert thread.append(say("b")) is None
+    with pytest.raises(Vetoed, match="hook 'veto' vetoed the save to thread 't'"):
+        thread.append(say("b"))
     assert len(store.thread("t").load().messages) == 1
     store.hooks.remove("pre_checkpoint_save", veto)
 
@@ -210,14 +222,14 @@ def test_hooks_change_veto_and_look_on(store):
 def test_namespaces_do_not_see_each_other(store):
     sample_thread(store)
     other = store.thread("t", namespace="bob")
-    assert other.load() is None
+    assert other.get() is None
     with pytest.raises(NotFound):
         other.at(store.thread("t").head.id)
     other.append(say("bob's"))
     assert store.thread("t").load().messages != other.load().messages
     store.forget(namespace="bob")
-    assert store.thread("t", namespace="bob").load() is None
-    assert store.thread("t").load() is not None
+    assert store.thread("t", namespace="bob").get() is None
+    assert store.thread("t").get() is not None
 
 
 def test_a_thread_with_forks_is_not_deleted_from_under_them(store):
@@ -226,8 +238,8 @@ def test_a_thread_with_forks_is_not_deleted_from_under_them(store):
     with pytest.raises(Conflict):
         thread.delete()
     thread.delete(cascade=True)
-    assert store.thread("t").load() is None
-    assert store.thread("f").load() is None
+    assert store.thread("t").get() is None
+    assert store.thread("f").get() is None
     assert store.verify().ok
 
 

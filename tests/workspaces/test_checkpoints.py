@@ -14,7 +14,7 @@ import pytest
 import treering
 from tests.workspaces.pictures import picture
 from treering.core import failpoints
-from treering.errors import NotFound
+from treering.errors import NotFound, Vetoed
 from treering.store import Store
 
 
@@ -114,7 +114,7 @@ def test_forgetting_a_thread_takes_its_files_along(tmp_path: Path, folder: Path)
 def test_a_commit_that_fails_leaves_neither(store: Store, folder: Path) -> None:
     thread, other = store.thread("t"), store.thread("t")
     assert thread.checkpoint(state={"n": 1}, workspace=folder) is not None
-    assert other.load() is not None
+    assert other.get() is not None
     (folder / "README.md").write_text("of thread")
     thread.checkpoint(state={"n": 2}, workspace=folder)
     (folder / "README.md").write_text("of other")
@@ -147,7 +147,8 @@ def test_hooks_see_the_workspace_and_may_veto(store: Store, folder: Path) -> Non
         return False
 
     store.hooks.add("pre_checkpoint_save", veto)
-    assert store.thread("t").checkpoint(workspace=folder) is None
+    with pytest.raises(Vetoed):
+        store.thread("t").checkpoint(workspace=folder)
     assert seen == [str(folder)]
     assert not store.stats().rows["objects"]
 

@@ -58,10 +58,6 @@ _TO_ESCAPE: Final = re.compile(r"[/%~\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _CLOCK: Final = SystemClock()
 
 
-class Vetoed(Conflict):
-    """A `pre_checkpoint_save` hook vetoed the save; nothing was written."""
-
-
 class ConversationThread:
     """A thread of a store to which a framework adds messages."""
 
@@ -137,8 +133,6 @@ class ConversationThread:
                 note=note,
             )
         )
-        if request is None:
-            raise Vetoed(f"a hook vetoed the save to thread {self.id!r}; nothing was written")
         if metadata_for is not None:
             request = structs.replace(
                 request, metadata={**request.metadata, **metadata_for(request.messages or ())}

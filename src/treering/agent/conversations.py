@@ -28,7 +28,7 @@ from treering.compat.savers.saver import Saver as TreeringSaver
 from treering.core.batch import Event
 from treering.core.encoding import encode_json
 from treering.core.ids import new_id, thread_scope, time_of
-from treering.errors import InvalidInput
+from treering.errors import InvalidInput, Vetoed
 from treering.store import Store
 from treering.threads.hooks import CheckpointEvent, HookName, Hooks, HooksLike, SaveRequest, as_hooks
 from treering.threads.thread import Decision, answer_interrupt
@@ -144,7 +144,7 @@ class Conversation(ABC):
         return loaded
 
     def save(self, wrap: Wrapper = unwrapped, **fields: Any) -> Calls:
-        """Save and return the checkpoint, ``None`` if a hook vetoed it; ``wrap`` wraps the call.
+        """Save and return the checkpoint; ``wrap`` wraps the call. Raises `Vetoed` if a hook vetoed it.
 
         ``fields`` are those of `SaveRequest`.
         """
@@ -153,11 +153,8 @@ class Conversation(ABC):
         )
         if self._hooks.has("pre_checkpoint_save"):
             request = yield Call(self._hooks.before_save, (request,))
-            if request is None:
-                return None
         saved = yield from self._save(request, wrap)
-        if saved is not None:
-            yield from self._observe(self._hooks.after_save, "post_checkpoint_save", saved)
+        yield from self._observe(self._hooks.after_save, "post_checkpoint_save", saved)
         return saved
 
     def answer(self, decision: Decision, interrupt_id: str | None, value: Any) -> Calls:
@@ -220,7 +217,7 @@ class _ThreadConversation(Conversation):
         return self._thread.head
 
     def _read(self) -> ConversationState | None:
-        checkpoint = self._thread.load()
+        checkpoint = self._thread.get()
         if checkpoint is None:
             return None
         self._saved_count = len(checkpoint.messages)
@@ -248,11 +245,16 @@ class _ThreadConversation(Conversation):
             or self._hooks.has("pre_checkpoint_save")
             or self._store.hooks.has("pre_checkpoint_save")
         ):  # all messages: a hook expects to see them, or may have changed any
-            saved = self._thread.checkpoint(messages, pending_interrupt=request.pending_interrupt, **given)
+            save = partial(self._thread.checkpoint, messages, pending_interrupt=request.pending_interrupt)
         else:
-            saved = self._thread.append(*messages[saved_count:], **given)
+            save = partial(self._thread.append, *messages[saved_count:])
+        try:
+            saved = save(**given)
+        except Vetoed:
+            self._saved_count = saved_count
+            raise
         if messages is not None:
-            self._saved_count = len(messages) if saved is not None else saved_count
+            self._saved_count = len(messages)
         return saved
 
 
@@ -292,15 +294,16 @@ class _SaverConversation(Conversation):
             fields |= {"note": request.note, "tags": request.tags, "expect": self._head}
         try:
             saved = yield Call(wrap(partial(self._saver.save, **fields)), shielded=True)
+        except Vetoed:
+            raise
         except Exception:
             if self._is_treering_saver:
                 yield Call(self._find_saved, (request.metadata.get("run"),))
             raise
-        if saved is None and not self._is_treering_saver:  # nothing could have vetoed it
+        if saved is None:  # a saver of another project need not return anything
             saved = fields
-        if saved is not None:
-            self._head = _field(saved, "id") or self._head
-            self._step = _field(saved, "step") or self._step + 1
+        self._head = _field(saved, "id") or self._head
+        self._step = _field(saved, "step") or self._step + 1
         return saved
 
     def _find_saved(self, run_id: str | None) -> None:

@@ -68,7 +68,7 @@ from treering.agent.messages import (
 )
 from treering.agent.tools import Tool, result_text
 from treering.core.ids import new_id
-from treering.errors import BudgetExceeded, Conflict, InvalidInput
+from treering.errors import BudgetExceeded, Conflict, InvalidInput, Vetoed
 from treering.limits.tool_budgets import Budget, Budgets
 from treering.runs.span import current_node
 from treering.sync_async import call as call_and_wait
@@ -412,6 +412,10 @@ class AgentRun:
                 metadata={**self._metadata, "run": self._id, "status": status, "tool_calls": counters["run"]},
                 note=status,
             )
+        except Vetoed as veto:
+            if pending is not None:
+                raise Vetoed(f"{veto}, which has a pending interrupt; allow these checkpoints") from veto
+            return
         except Exception as error:
             if pending is not None:
                 raise
@@ -423,13 +427,7 @@ class AgentRun:
             )
             yield from self._conversation.report(error, self._id)
             return
-        if self._checkpoint is not None:
-            self._has_unsaved = False
-        elif pending is not None:
-            raise Conflict(
-                f"a hook vetoed the checkpoint with the pending interrupt of thread {self._thread_id!r}; "
-                "allow checkpoints with a pending_interrupt"
-            )
+        self._has_unsaved = False
 
     def _new(self) -> list[Message]:
         return self._messages[self._loaded_count :]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 import msgspec
 
 from treering.core.batch import NUMBER_BITS
-from treering.errors import InvalidInput
+from treering.errors import InvalidInput, Vetoed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,10 +33,11 @@ HOOK_NAMES: Final[tuple[HookName, ...]] = (
 class SaveRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint that is about to be saved; ``None`` means "as in the previous checkpoint".
 
-    A `pre_checkpoint_save` hook receives it and returns nothing to accept it, ``False`` to veto it, or a dict
-    of fields to change (``{"metadata": {...}}``). ``messages`` is the whole conversation, or with ``appends``
-    only the new messages; ``lists`` are the other list channels, whole; ``workspace`` is the folder whose
-    files are saved with it. `checkpoint` has all messages and the whole state in any case.
+    A `pre_checkpoint_save` hook receives it and returns nothing to accept it, ``False`` to veto it (the save
+    raises `Vetoed`), or a dict of fields to change (``{"metadata": {...}}``). ``messages`` is the whole
+    conversation, or with ``appends`` only the new messages; ``lists`` are the other list channels, whole;
+    ``workspace`` is the folder whose files are saved with it. `checkpoint` has all messages and the whole
+    state in any case.
     """
 
     thread_id: str
@@ -168,12 +169,13 @@ class Hooks:
             raise InvalidInput(f"unknown hook {name!r}; use one of {', '.join(HOOK_NAMES)}")
         return self._hooks[name]
 
-    def before_save(self, request: SaveRequest) -> SaveRequest | None:
-        """Run the hooks before a save; return the request as they changed it, or ``None`` for a veto."""
+    def before_save(self, request: SaveRequest) -> SaveRequest:
+        """Run the hooks before a save; return the request as they changed it. Raise `Vetoed` for a veto."""
         for hook in self._hooks["pre_checkpoint_save"]:
             answer = _call(hook, request)
             if answer is False:
-                return None
+                name = getattr(hook, "__name__", hook)
+                raise Vetoed(f"hook {name!r} vetoed the save to thread {request.thread_id!r}")
             if answer:
                 request = _changed(request, answer, hook)
         return request

@@ -119,8 +119,8 @@ class Thread:
         workspace: str | Path | None = None,
         exclude: Sequence[str] = (),
         include: Sequence[str] = (),
-    ) -> Checkpoint | None:
-        """Save one checkpoint and move the head to it. Return it, or ``None`` if a hook vetoed the save.
+    ) -> Checkpoint:
+        """Save one checkpoint and move the head to it. Raises `Vetoed` if a hook vetoed the save.
 
         ``messages`` and ``lists`` are whole lists, of which only new items are written; ``state`` is the
         whole state. ``workspace`` is a folder whose files are saved in the same commit (``exclude`` and
@@ -140,8 +140,6 @@ class Thread:
             workspace=workspace,
             step=step,
         )
-        if request is None:
-            return None
         whole_lists: dict[str, Sequence[Any]] = dict(request.lists)
         if request.messages is not None:
             whole_lists[MESSAGES] = request.messages
@@ -162,7 +160,7 @@ class Thread:
         note: str | None = None,
         tags: Sequence[str] = (),
         on_conflict: Literal["raise", "fork", "retry"] = "raise",
-    ) -> Checkpoint | None:
+    ) -> Checkpoint:
         """Save one checkpoint with further messages. The cost does not depend on how many there are already.
 
         ``on_conflict="retry"`` appends them to whatever another writer saved in between.
@@ -171,13 +169,11 @@ class Thread:
         request = self._request(
             messages=messages, appends=True, state=state, metadata=metadata, note=note, tags=tags
         )
-        if request is None:
-            return None
         return self._save(request, request.lists, tuple(request.messages or ()), None, on_conflict)
 
     def shorten(
         self, length: int, *, metadata: Mapping[str, Any] | None = None, note: str | None = None
-    ) -> Checkpoint | None:
+    ) -> Checkpoint:
         """Save one checkpoint that keeps only the first ``length`` messages, without reading or writing any.
 
         Like `rewind`, but to any length. Earlier checkpoints still have the messages that are cut off.
@@ -186,21 +182,17 @@ class Thread:
         request = self._request(
             metadata=metadata, note=note, previous=lambda: self._previous(shortened_to=length)
         )
-        if request is None:
-            return None
         messages = First(length) if request.messages is None else request.messages
         return self._save(request, {**request.lists, MESSAGES: messages}, (), None, "raise")
 
     def interrupt(
         self, payload: Any, *, interrupt_id: str | None = None, note: str | None = None
-    ) -> Checkpoint | None:
+    ) -> Checkpoint:
         """Save a checkpoint that waits for a decision about ``payload`` (see `resume`)."""
         interrupt = new_interrupt(payload, interrupt_id)
         return self.checkpoint(pending_interrupt=interrupt, note=note or "interrupt")
 
-    def resume(
-        self, decision: Decision, *, interrupt_id: str | None = None, value: Any = None
-    ) -> Checkpoint | None:
+    def resume(self, decision: Decision, *, interrupt_id: str | None = None, value: Any = None) -> Checkpoint:
         """Answer the pending interrupt and save the answer (``metadata["resumed"]``).
 
         ``edit`` requires the new value. Raises `Conflict` if nothing is pending, or another interrupt is.
@@ -221,7 +213,7 @@ class Thread:
         metadata: Mapping[str, Any] | None = None,
         note: str | None = None,
         tags: Sequence[str] = (),
-    ) -> Checkpoint | None:
+    ) -> Checkpoint:
         """Save the attributes of an object (or the items of a dict) as the state of one checkpoint.
 
         Attributes named in ``lists`` are stored as growing lists. An attribute without a safe encoding is
@@ -246,7 +238,7 @@ class Thread:
         Opaque attributes, and attributes that the checkpoint does not have, stay as they are. Returns
         ``None`` and changes nothing if the thread was never saved.
         """
-        checkpoint = self.load() if at is None else self.at(at)
+        checkpoint = self.get() if at is None else self.at(at)
         if checkpoint is not None:
             set_attributes(obj, checkpoint)
             if budgets is not None:
@@ -272,11 +264,22 @@ class Thread:
         checkpoint = self._head.see()
         return None if checkpoint is None else self._checkpoint(checkpoint)
 
-    def load(self, *, last: int | None = None) -> Checkpoint | None:
+    def load(self, *, last: int | None = None) -> Checkpoint:
         """Return the newest checkpoint, to continue from it; fires the load hooks.
 
-        With ``last``, its ``messages`` are the last ones only, and no others are read.
+        With ``last``, its ``messages`` are the last ones only, and no others are read. Raises `NotFound` if
+        the thread was never saved (`get` returns ``None`` then).
         """
+        checkpoint = self.get(last=last)
+        if checkpoint is None:
+            of = f" in namespace {self.namespace!r}" if self.namespace else ""
+            raise NotFound(
+                f"thread {self.id!r}{of} was never saved; append() starts it, and get() returns None for it"
+            )
+        return checkpoint
+
+    def get(self, *, last: int | None = None) -> Checkpoint | None:
+        """Return what `load` returns, or ``None`` if the thread was never saved."""
         check_count("last", last)
         record = self._head.see()
         if record is None:
@@ -393,8 +396,8 @@ class Thread:
             clock=self._clock,
         )
 
-    def _request(self, *, previous: Callable[[], Any] | None = None, **fields: Any) -> SaveRequest | None:
-        """Validate what is to be saved and run the hooks; ``None`` if one of them vetoed it."""
+    def _request(self, *, previous: Callable[[], Any] | None = None, **fields: Any) -> SaveRequest:
+        """Validate what is to be saved, and run the hooks that may change or veto it."""
         return self._hooks.before_save(
             save_request(self._id, self._namespace, previous=previous or self._previous, **fields)
         )
@@ -498,7 +501,7 @@ def apply_actions(thread: Thread, actions: Actions, *, to: Any, budgets: Budgets
     return checkpoint
 
 
-def _stop(thread: Thread, head: Checkpoint | None, to: Any) -> Checkpoint | None:
+def _stop(thread: Thread, head: Checkpoint | None, to: Any) -> Checkpoint:
     if to is not None:
         if isinstance(to, dict):
             to[STOP_FLAG] = True

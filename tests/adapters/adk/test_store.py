@@ -17,8 +17,7 @@ from google.genai import types
 
 from tests.adapters.adk.talk import ENGINES, open_store, said, texts
 from treering.adapters.adk import TreeringArtifactService, TreeringSessionService, thread_id_of
-from treering.adapters.conversation import Vetoed
-from treering.errors import Forbidden
+from treering.errors import Forbidden, Vetoed
 from treering.store import Store
 
 ALICE: dict[str, Any] = {"app_name": "shop", "user_id": "alice"}

@@ -28,7 +28,6 @@ from tests.adapters.pydantic_ai.talk import (
     saved,
     words,
 )
-from treering.adapters.conversation import Vetoed
 from treering.adapters.pydantic_ai.conversations import (
     EntryNotFound,
     TreeringConversationStore,
@@ -36,7 +35,7 @@ from treering.adapters.pydantic_ai.conversations import (
     save_run,
 )
 from treering.core.retention import Keep
-from treering.errors import InvalidInput
+from treering.errors import InvalidInput, Vetoed
 from treering.store import Store
 
 
@@ -77,7 +76,7 @@ class TestOnAStore:
                 await saved(conversations, "c", "hi")
 
         asyncio.run(run())
-        assert store.thread("c").load() is not None
+        assert store.thread("c").get() is not None
 
     def test_namespaces_do_not_see_each_other(self, store: Store) -> None:
         async def run() -> None:

@@ -389,4 +389,4 @@ def test_a_file_of_another_tool_among_others_is_left_out(store, main):
     assert counts(report, "sessions") == (2, 1, 0, 1)
     assert "1 have no line of claude-code" in {each.note for each in report.files}
     assert report.unknown == {}
-    assert store.thread("claude-code/theirs").load() is None
+    assert store.thread("claude-code/theirs").get() is None

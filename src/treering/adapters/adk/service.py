@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
-from treering.adapters.conversation import Vetoed
 from treering.adapters.shared import Opened, SerialExecutor, StoreOrUrl, checked, checked_namespace
-from treering.errors import InvalidInput, MissingExtra
+from treering.errors import InvalidInput, MissingExtra, Vetoed
 
 try:
     from google.adk.events.event import Event

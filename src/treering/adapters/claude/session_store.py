@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, cast
 from treering.adapters.conversation import read_heads, retry_if_removed
 from treering.adapters.shared import Opened, SerialExecutor, StoreOrUrl, checked, thread_name
 from treering.bridge import Bridge
-from treering.errors import InvalidInput, MissingExtra
+from treering.errors import InvalidInput, MissingExtra, Vetoed
 from treering.sync_async import Closing
 from treering.threads.checkpoint import MESSAGES, Checkpoint, ListPrefix, StateValue
 from treering.threads.directory import ThreadInfo
@@ -189,15 +189,16 @@ class _Transcript:
                 if attempt == _ATTEMPTS - 1:
                     raise
                 continue
-            if saved is not None:
-                self._remember(saved, new)
+            except Vetoed:
+                return
+            self._remember(saved, new)
             return
 
     def load(self) -> list[SessionStoreEntry] | None:
         return retry_if_removed(self._load)
 
     def _load(self) -> list[SessionStoreEntry] | None:
-        checkpoint = self._thread.load()
+        checkpoint = self._thread.get()
         if checkpoint is None:
             self._forget()
             return None

@@ -52,7 +52,7 @@ from treering.adapters.langgraph.values import (
 )
 from treering.core.batch import ABSENT, Draft
 from treering.core.encoding import encode_json
-from treering.errors import Conflict, ListMoved, RefMoved, Unencodable
+from treering.errors import Conflict, ListMoved, RefMoved, Unencodable, Vetoed
 from treering.graphs.extension import shortened
 from treering.graphs.graph import GRAPH, Graphs, Step, graph_head
 from treering.graphs.step import HIDDEN, GraphKey, step_id
@@ -165,8 +165,9 @@ class Writer:
                 request = structs.replace(request, parent=self._vetoed.get(request.parent))
             if hooks.has("pre_checkpoint_save"):
                 offered = _save_request(key, request)
-                answer = hooks.before_save(offered)
-                if answer is None:
+                try:
+                    answer = hooks.before_save(offered)
+                except Vetoed:
                     self._vetoed.set(graph_id, request.parent)
                     return
                 request = _with_changes(request, offered, answer)

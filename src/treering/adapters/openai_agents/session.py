@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar, cast
 from treering.adapters.conversation import retry_if_removed
 from treering.adapters.openai_agents.tracing import TreeringTracingProcessor
 from treering.adapters.shared import Opened, SerialExecutor, StoreOrUrl, is_plain, thread_name
-from treering.errors import InvalidInput, MissingExtra
+from treering.errors import InvalidInput, MissingExtra, Vetoed
 from treering.sync_async import Closing
 from treering.threads.checkpoint import MESSAGES, Checkpoint
 from treering.threads.thread import ThreadMoved
@@ -156,7 +156,7 @@ class TreeringSession(Closing):
         call_id = output["call_id"]
         calls = [] if call_id in self._saved_call_ids else response
 
-        def save(checkpoint: Checkpoint | None) -> Checkpoint | None:
+        def save(checkpoint: Checkpoint | None) -> Checkpoint:
             turn = _unfinished(checkpoint)
             unsaved: list[Item] = []
             if not turn or (turn[_RESPONSE] != calls and call_id not in _call_ids(turn[_RESPONSE])):
@@ -167,7 +167,7 @@ class TreeringSession(Closing):
 
         await self._executor.settle(self._save_after_last, save)
 
-    def _save_after_last(self, save: Callable[[Checkpoint | None], Checkpoint | None]) -> None:
+    def _save_after_last(self, save: Callable[[Checkpoint | None], Checkpoint]) -> None:
         """Save after the checkpoint that was seen last; read the head only if that fails."""
         last, self._last = self._last, None
         if last is not None:
@@ -175,12 +175,20 @@ class TreeringSession(Closing):
                 self._last = save(last)
             except ThreadMoved:
                 pass
+            except Vetoed:
+                return
             else:
                 return
         self._last = self._save_after_head(save)
 
-    def _save_after_head(self, save: Callable[[Checkpoint | None], T]) -> T:
-        """Save after the head; try again if another writer was faster."""
+    def _save_after_head(self, save: Callable[[Checkpoint | None], T]) -> T | None:
+        """Save after the head; try again if another writer was faster. A veto leaves the thread as it is."""
+        try:
+            return self._retry_if_moved(save)
+        except Vetoed:
+            return None
+
+    def _retry_if_moved(self, save: Callable[[Checkpoint | None], T]) -> T:
         self._last = None  # outdated as soon as the thread is read
         for _ in range(_ATTEMPTS - 1):
             try:
@@ -193,7 +201,7 @@ class TreeringSession(Closing):
         return retry_if_removed(lambda: self._read(limit))
 
     def _read(self, limit: int | None) -> list[Item]:
-        checkpoint = self._last = self._thread.load()
+        checkpoint = self._last = self._thread.get()
         if checkpoint is None or limit == 0:
             return []
         tail = _turn_items(_unfinished(checkpoint))
@@ -201,8 +209,8 @@ class TreeringSession(Closing):
             return checkpoint.items(MESSAGES) + tail
         return checkpoint.last_messages(max(limit - len(tail), 0)) + tail[-limit:]
 
-    def _appending(self, items: list[Item]) -> Callable[[Checkpoint | None], Checkpoint | None]:
-        def add(checkpoint: Checkpoint | None) -> Checkpoint | None:
+    def _appending(self, items: list[Item]) -> Callable[[Checkpoint | None], Checkpoint]:
+        def add(checkpoint: Checkpoint | None) -> Checkpoint:
             turn = _unfinished(checkpoint)
             is_its_turn = any(_OUTPUT + str(item.get("call_id")) in turn for item in items)
             unsaved = [] if is_its_turn else _turn_items(turn)
@@ -222,8 +230,8 @@ class TreeringSession(Closing):
         if checkpoint is None or not length:
             return None
         (item,) = checkpoint.last_messages(1)
-        saved = self._thread.shorten(length - 1, metadata=self._metadata, note="pop_item")
-        return None if saved is None else item
+        self._thread.shorten(length - 1, metadata=self._metadata, note="pop_item")
+        return item
 
     def _clear(self, checkpoint: Checkpoint | None) -> None:
         if turn := _unfinished(checkpoint):

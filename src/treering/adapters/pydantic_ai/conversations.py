@@ -14,9 +14,8 @@ from copy import copy
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
-from treering.adapters.conversation import Vetoed
 from treering.adapters.shared import Opened, StoreOrUrl, checked, checked_namespace, json_text
-from treering.errors import InvalidInput, MissingExtra
+from treering.errors import InvalidInput, MissingExtra, Vetoed
 from treering.threads.checkpoint import Checkpoint
 from treering.threads.thread import Thread
 
@@ -251,14 +250,14 @@ class TreeringCheckpoints(AbstractCapability[Any]):
 
 def load_history(thread: Thread, *, last: int | None = None) -> list[ModelMessage]:
     """Return the messages of a thread (or only the last ones) for ``message_history=``."""
-    checkpoint = thread.load()
+    checkpoint = thread.get()
     if checkpoint is None:
         return []
     return load_messages(checkpoint.messages if last is None else checkpoint.last_messages(last))
 
 
-def save_run(thread: Thread, result: AgentRunResult[Any], *, note: str | None = None) -> Checkpoint | None:
-    """Append the messages of a run; ``None`` if a hook vetoed that. Call it once per result."""
+def save_run(thread: Thread, result: AgentRunResult[Any], *, note: str | None = None) -> Checkpoint:
+    """Append the messages of a run. Call it once per result."""
     return thread.append(*dump_messages(result.new_messages()), note=note)
 
 

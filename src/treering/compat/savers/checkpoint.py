@@ -296,8 +296,8 @@ class SaverStorage(Protocol):
         """Return the same storage for another tenant."""
         ...
 
-    def save(self, new: NewCheckpoint) -> Checkpoint | None:
-        """Append a checkpoint, durable when this returns; ``None`` if a hook of the store vetoed it."""
+    def save(self, new: NewCheckpoint) -> Checkpoint:
+        """Append a checkpoint, durable when this returns."""
         ...
 
     def newest(self, thread_id: str) -> Checkpoint | None:

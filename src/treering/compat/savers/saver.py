@@ -73,23 +73,20 @@ class Saver(Closing):
         checkpoint: Checkpoint | Mapping[str, Any] | None = None,
         /,
         **fields: Unpack[CheckpointFields],
-    ) -> Checkpoint | None:
+    ) -> Checkpoint:
         """Append a checkpoint to its thread; durable when this returns.
 
         Give fields by name, as a dict, or a checkpoint that was loaded (fields by name win). ``expect`` is
-        the id that the thread's newest checkpoint must have, else `Conflict`. Return what was saved, or
-        ``None`` if a hook vetoed it.
+        the id that the thread's newest checkpoint must have, else `Conflict`. Return what was saved. Raises
+        `Vetoed` if a hook vetoed it.
         """
         new = parse_checkpoint(checkpoint, fields, self.namespace)
         self._storage.refuse_to_block()
         request = self._hooks.before_save(self._request(new))
-        if request is None:
-            return None
         saved = self._storage.save(_with_changes(new, request))
-        if saved is not None:
-            if has_borrowed_loop():
-                saved.read()  # async code could not read it later without blocking its loop
-            self._hooks.after_save(self._event(saved))
+        if has_borrowed_loop():
+            saved.read()  # async code could not read it later without blocking its loop
+        self._hooks.after_save(self._event(saved))
         return saved
 
     def load(self, thread_id: str, checkpoint_id: str | None = None) -> Checkpoint | None:
@@ -143,14 +140,14 @@ class Saver(Closing):
 
     def interrupt(
         self, thread_id: str, payload: Any, *, interrupt_id: str | None = None, note: str | None = None
-    ) -> Checkpoint | None:
+    ) -> Checkpoint:
         """Save that the agent waits for a decision about ``payload`` (see `resume`)."""
         pending = new_interrupt(payload, interrupt_id)
         return self.save(thread_id=thread_id, pending_interrupt=pending, note=note or "interrupt")
 
     def resume(
         self, thread_id: str, decision: Decision, *, interrupt_id: str | None = None, value: Any = None
-    ) -> Checkpoint | None:
+    ) -> Checkpoint:
         """Answer the pending interrupt and save the answer (``metadata["resumed"]``).
 
         ``edit`` needs the new value. Raises `Conflict` if nothing is pending, another interrupt is, or

@@ -176,10 +176,10 @@ class ThreadStorage:
         """Return the same storage for another tenant."""
         return ThreadStorage(self._store, namespace=namespace, keep=self._keep, owned=self._owned)
 
-    def save(self, new: NewCheckpoint) -> Checkpoint | None:
+    def save(self, new: NewCheckpoint) -> Checkpoint:
         """Append a checkpoint; if someone else saves at the same time, after theirs."""
         saved = self._append(new) if new.origin is None else self._copy(new, new.origin)
-        if saved is not None and self._keep is not None:
+        if self._keep is not None:
             _prune(self._store, new.thread_id, self._namespace, self._keep)
         return saved
 
@@ -188,7 +188,7 @@ class ThreadStorage:
         for attempt in range(_ATTEMPTS):
             try:
                 with self._thread(thread_id) as thread:
-                    head = thread.load()
+                    head = thread.get()
                     return None if head is None else self._checkpoint(head).read()
             except NotFound:  # superseded and dropped, or deleted, between two reads
                 if attempt == _ATTEMPTS - 1:
@@ -260,7 +260,7 @@ class ThreadStorage:
         if self._owned:
             self._store.close()
 
-    def _append(self, new: NewCheckpoint) -> Checkpoint | None:
+    def _append(self, new: NewCheckpoint) -> Checkpoint:
         for attempt in range(_ATTEMPTS):
             with self._thread(new.thread_id) as thread:
                 head = thread.head
@@ -283,7 +283,7 @@ class ThreadStorage:
                         raise
                     new.check_expected(moved.actual)
                     continue
-                return None if checkpoint is None else self._saved(checkpoint, new.messages, state)
+                return self._saved(checkpoint, new.messages, state)
         raise Conflict(f"thread {new.thread_id!r} has too many concurrent writers; save it again")
 
     def _saved(

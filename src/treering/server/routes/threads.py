@@ -360,7 +360,7 @@ def save_checkpoint(call: Call[Where, NewCheckpoint]) -> CheckpointSummary:
             note=body.note,
             tags=body.tags,
         )
-    return _saved(saved)
+    return checkpoint_line(saved.record)
 
 
 @endpoint("POST", "/threads/{id}/fork", tag="threads", status=201)
@@ -387,7 +387,8 @@ def rewind_thread(call: Call[Where, Back]) -> CheckpointSummary:
 def resume_thread(call: Call[Where, Answer]) -> CheckpointSummary:
     """Answer the pending interrupt: approve, deny, or edit with a value."""
     body = call.body
-    return _saved(_thread(call).resume(body.decision, interrupt_id=body.interrupt_id, value=body.value))
+    answered = _thread(call).resume(body.decision, interrupt_id=body.interrupt_id, value=body.value)
+    return checkpoint_line(answered.record)
 
 
 @endpoint("DELETE", "/threads/{id}", tag="threads")
@@ -451,9 +452,3 @@ def _never_saved(thread_id: str) -> NotFound:
 def _at(thread: Thread, which: str) -> Checkpoint:
     _head(thread)
     return thread.at(which)
-
-
-def _saved(checkpoint: Checkpoint | None) -> CheckpointSummary:
-    if checkpoint is None:  # only a hook vetoes, and a server has none
-        raise NotFound("nothing was saved: a hook of the store vetoed it")
-    return checkpoint_line(checkpoint.record)
