@@ -105,6 +105,25 @@ def migrate(url: str | Path | None = None, *, blobs: str | Blobs | None = None) 
         return Migrated(url=store.url, before=before or SCHEMA_VERSION, after=SCHEMA_VERSION)
 
 
+def accept_loss(url: str | Path | None = None) -> bool:
+    """Let a local store that lost its newest commits open as it is; return whether there was such a loss.
+
+    Opening a store whose log was damaged raises `Corrupt`, because commits that were acknowledged are gone.
+    Restore a backup instead, if that has more.
+    """
+    location = locate(url)
+    if location.folder is None:
+        raise Unsupported(
+            f"{location.display} is not a folder; only local stores note what was committed last"
+        )
+    from treering.engines.sql.schema import SQLITE_FILE
+    from treering.engines.sqlite import marker
+
+    if not (location.folder / SQLITE_FILE).is_file():
+        raise NotFound(f"{location.folder} has no database; restore it from a backup")
+    return marker.accept_loss(location.folder / SQLITE_FILE)
+
+
 def open_async(
     url: str | Path | None = None,
     *,
@@ -253,7 +272,9 @@ def _probe_folder(folder: Path) -> Probe:
 
     file = folder / SQLITE_FILE
     if not file.is_file():
-        return Probe(exists=False)
+        from treering.engines.sqlite.marker import traces_of
+
+        return Probe(exists=bool(traces_of(folder)))  # opening says that its database is lost
     try:
         with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=60)) as connection:
             for (version,) in connection.execute(_VERSION):

@@ -108,6 +108,21 @@ class Drafts:
         return open_folder(self._root, (DRAFTS,), make=True)
 
 
+def write_durably(path: Path, data: bytes) -> None:
+    """Create or replace a small file atomically and durably, in a folder that only its owner writes to."""
+    with translate_os_errors(str(path), writing=True), open_folder(path.parent) as folder:
+        name = f".{path.name}.{new_id()}"
+        file = os.open(name, _DRAFT_FLAGS, 0o666, dir_fd=folder)
+        try:
+            _write_all(file, [data])
+            os.fsync(file)
+            Draft(folder, name).publish(folder, path.name)
+        finally:
+            os.close(file)
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=folder)
+
+
 @contextlib.contextmanager
 def open_folder(root: Path, parts: Sequence[str] = (), *, make: bool = False) -> Generator[int]:
     """Open the folder ``parts`` below ``root`` as a descriptor; ``make`` creates missing folders durably.
@@ -115,7 +130,7 @@ def open_folder(root: Path, parts: Sequence[str] = (), *, make: bool = False) ->
     A symbolic link below ``root`` raises `NotADirectoryError`.
     """
     if make:
-        _make_root(root)
+        make_folder(root)
     folder = os.open(root, _FOLDER_FLAGS)
     try:
         for part in parts:
@@ -156,10 +171,11 @@ def _translate(error: OSError, where: str, *, writing: bool) -> TreeringError:
     return Unreachable(f"{where}: {reason}; check that it is mounted and accessible")
 
 
-def _make_root(root: Path) -> None:
+def make_folder(root: Path) -> None:
+    """Create a folder and those above it, durably, unless they exist."""
     if root.is_dir():
         return
-    _make_root(root.parent)
+    make_folder(root.parent)
     with contextlib.suppress(FileExistsError):
         root.mkdir()
     with open_folder(root.parent) as parent:

@@ -19,6 +19,7 @@ import pytest
 
 from tests.faults.loads import SPACE, fate, linking, load, pieces, total
 from tests.faults.stores import StoreLocation, killed_at, sqlite_location
+from treering.api import accept_loss
 from treering.cli.main import main
 from treering.core.content import Address, object_address, slot_address
 from treering.engines.sql.schema import SQLITE_FILE
@@ -336,10 +337,14 @@ def test_a_flipped_byte_in_the_log_loses_only_later_commits(killed: StoreLocatio
         is_a_beginning(location, lost=True)
 
 
-def test_a_log_of_garbage_is_ignored(killed: StoreLocation, tmp_path: Path):
+def test_a_store_whose_log_is_garbage_is_not_begun_anew(killed: StoreLocation, tmp_path: Path):
+    """The tables themselves were still in the log."""
     location = copied(killed, tmp_path)
     (Path(location.url) / f"{SQLITE_FILE}-wal").write_bytes(random.Random(1).randbytes(100_000))
-    is_a_beginning(location, lost=True)
+    for _ in range(2):
+        with pytest.raises(Corrupt, match="has no tables, but its folder held a store"):
+            location.open()
+    assert verify_exits_with(location) == 5
 
 
 def test_damaged_shared_memory_loses_nothing(killed: StoreLocation, tmp_path: Path):
@@ -349,7 +354,16 @@ def test_damaged_shared_memory_loses_nothing(killed: StoreLocation, tmp_path: Pa
 
 
 def is_a_beginning(location: StoreLocation, *, lost: bool) -> None:
-    """The store contains the first loads, each complete, and can be written to."""
+    """The store contains the first loads, each complete, and can be written to.
+
+    If commits are lost, that has to be accepted first.
+    """
+    if lost:
+        for _ in range(2):  # closing the store must not remove the evidence
+            with pytest.raises(Corrupt, match=r"acknowledged commits are missing.*doctor --accept-loss"):
+                location.open()
+        assert verify_exits_with(location) == 5
+        assert accept_loss(location.url)
     with location.open() as store:
         assert store.verify().problems == ()
         fates = [fate(store.engine, load(number)) for number in range(LOADS)]

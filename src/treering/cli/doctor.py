@@ -75,13 +75,20 @@ def doctor(
     folder: Annotated[
         Path, typer.Option("--folder", metavar="FOLDER", help="Folder of the MEMORY.md that git must ignore.")
     ] = Path(),
+    accept_loss: Annotated[
+        bool,
+        typer.Option("--accept-loss", help="Let a store that lost its newest commits open as it is."),
+    ] = False,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Check the configuration and the store, and say what to do."""
+    from treering.api import accept_loss as accept
     from treering.api import locate
 
     located = locate(place.store)
+    if accept_loss:
+        accept(place.store)
     findings = [
         *check_installation(),
         *check_settings(place.store, located),
@@ -227,7 +234,14 @@ def check_presence(place: StoreLocation) -> Iterator[Finding]:
     from treering.engines.sql.schema import SCHEMA_VERSION
 
     seen = probe(place)
-    if not seen.exists:
+    if lost := _lost_database(place):
+        yield Finding(
+            what="presence",
+            status="broken",
+            detail=lost,
+            advice="copy a backup here; treering verify --store BACKUP says whether it is sound",
+        )
+    elif not seen.exists:
         yield Finding(
             what="presence",
             status="broken",
@@ -252,6 +266,20 @@ def check_presence(place: StoreLocation) -> Iterator[Finding]:
             detail=f"schema {seen.version} was written by a newer treering",
             advice="upgrade this installation: pip install -U treering",
         )
+
+
+def _lost_database(place: StoreLocation) -> str | None:
+    from treering.engines.sql.schema import SQLITE_FILE
+    from treering.engines.sqlite.marker import refuse_lost
+    from treering.errors import Corrupt
+
+    if place.folder is None:
+        return None
+    try:
+        refuse_lost(place.folder / SQLITE_FILE)
+    except Corrupt as error:
+        return str(error)
+    return None
 
 
 def check_files(folder: Path) -> Iterator[Finding]:

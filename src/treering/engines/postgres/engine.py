@@ -40,7 +40,7 @@ from treering.engines.sql.objects import Objects
 from treering.engines.sql.rows import decode_phrases
 from treering.engines.sql.search import TextIndex
 from treering.engines.sql.session import Session
-from treering.errors import InvalidInput, Unsupported
+from treering.errors import Corrupt, InvalidInput, Unsupported
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -163,9 +163,30 @@ def open_postgres(
         if encoding != "UTF8":
             raise InvalidInput(f"{where} is encoded in {encoding}; create the database with ENCODING 'UTF8'")
         plain = cast("schema.Connection", connection)
+        is_new = blobs is not None and schema.read_info(plain, "postgresql") is None
+        marker = _marker_name(connection) if is_new else ""
+        if blobs is not None and is_new and (known := blobs.read(marker)) is not None:
+            raise Corrupt(
+                f"{where} is empty, but {blobs.url} holds packs of a store that was in it "
+                f"({known.data.decode(errors='replace').strip()}); restore the database from a backup. "
+                f"To begin a new store, use another folder or bucket, or delete {marker} there"
+            )
         info = schema.ensure_schema(plain, "postgresql", location=url, store_id=new_id(), phrases=phrases)
+    if blobs is not None and is_new:
+        blobs.put(marker, f"store {info.store_id} in {where}\n".encode())
     database.dictionary.define(decode_phrases(info.dictionary or "[]"))
     return PostgresEngine(database, blobs, address.without_password)
+
+
+def _marker_name(connection: Connection[Any]) -> str:
+    """Return the name of the blob that says that a database held a store.
+
+    Without it, a database that was lost and created again would begin a new store beside the old one's packs.
+    """
+    ((schema_name,),) = connection.execute("SELECT current_schema()").fetchall()
+    info = connection.info
+    where = f"{info.host or info.hostaddr}:{info.port}/{info.dbname}/{schema_name}"
+    return f"stores/{sha256(where.encode()).hexdigest()[:32]}"
 
 
 _GRAM: Final = 3

@@ -37,6 +37,7 @@ from treering.engines.sql.search import TextIndex
 from treering.engines.sqlite.commit_log import CommitLog
 from treering.engines.sqlite.connection import SqliteDatabase
 from treering.engines.sqlite.errors import FAILURES, damaged, translate
+from treering.engines.sqlite.marker import LastCommit, mark, refuse_lost, refuse_without_tables
 from treering.errors import (
     Closed,
     Conflict,
@@ -78,13 +79,14 @@ _REFUSALS: Final = {errno.EROFS: ReadOnly, errno.ENOSPC: StoreFull, errno.EDQUOT
 class SqliteEngine(SqlEngine):
     """A store in one folder."""
 
-    def __init__(self, database: SqliteDatabase, blobs: Blobs) -> None:
+    def __init__(self, database: SqliteDatabase, blobs: Blobs, last: LastCommit) -> None:
         objects = Objects(blobs)
         super().__init__(database, objects, SqliteTextIndex(objects), counters_first=True)
         self._sqlite = database
         self._blobs = blobs
         self._follower = Follower(database)
         self._log = CommitLog(database)
+        self._last = last
 
     @property
     def caps(self) -> Caps:
@@ -117,11 +119,13 @@ class SqliteEngine(SqlEngine):
         if decided is not None:
             state, accepted = decided
             if self._log.append(state, accepted, self._caches.of(space)):
+                self._last.record(state.commit_numbers[-1])
                 return [each.receipt for each in accepted]
         outcomes = self._write_from_database(space, group)
         cache = self._caches.of(space)
         if not self._log.restart(cache.previous_no, cache.commit_no):
             self._caches.invalidate_others(space)
+        self._last.record(cache.commit_no)
         return outcomes
 
     def _committed(self, space: str) -> None:  # noqa: ARG002 - one notification for all spaces
@@ -133,12 +137,22 @@ class SqliteEngine(SqlEngine):
         return self._last_seq(space)
 
     def check(self, space: str, *, read_content: bool = True) -> Iterator[Problem | Checked]:
-        """Verify everything, starting with SQLite's own checks."""
+        """Verify everything, starting with SQLite's own checks and a look for lost commits."""
         found = super().check(space, read_content=read_content)
-        return self._check(found) if read_content else found
+        return self._check(found, read_content=read_content)
 
-    def _check(self, found: Iterator[Problem | Checked]) -> Iterator[Problem | Checked]:
+    def _check(
+        self, found: Iterator[Problem | Checked], *, read_content: bool
+    ) -> Iterator[Problem | Checked]:
         where = str(self._sqlite.path)
+        recorded = self._last.recorded()
+        with self._sqlite.exclusively() as connection:
+            missing = self._last.missing(connection, recorded)
+        if missing is not None:
+            yield Problem(kind="corrupt", where=where, detail=missing)
+        if not read_content:
+            yield from found
+            return
         damages = self._sqlite.find_damage()
         yield from (Problem(kind="corrupt", where=where, detail=damage) for damage in damages)
         try:
@@ -185,6 +199,7 @@ class SqliteEngine(SqlEngine):
             with suppress(TreeringError):  # what cannot be flushed now will be when it is read
                 self.flush()
                 self._sqlite.reclaim_space(secure=False)
+        self._last.close()
         self._sqlite.close()
 
 
@@ -201,7 +216,7 @@ def open_sqlite(
     ``phrases`` returns the dictionary of a new store (see `engines.sql.rows`).
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(folder)
     except PermissionError as error:
         raise ReadOnly(
             f"{folder} cannot be created: {error.strerror}; choose a folder that you may write to"
@@ -212,18 +227,27 @@ def open_sqlite(
     refuse_network(folder)
     path = folder / schema.SQLITE_FILE
     _refuse_truncated(path)
-    database = SqliteDatabase(path, durability=durability, clock=clock or SystemClock())
+    refuse_lost(path)
+    clock = clock or SystemClock()
+    database = SqliteDatabase(path, durability=durability, clock=clock)
+    last = LastCommit(path, is_durable=durability == "full")
     try:
+        recorded = last.recorded()
         with database.exclusively() as connection:
+            if schema.read_info(connection, "sqlite") is None:
+                refuse_without_tables(path)
+            elif (damage := last.missing(connection, recorded)) is not None:
+                raise last.refuse(damage)
             database.set_modes(connection)
             info = schema.ensure_schema(
                 connection, "sqlite", location=str(database.path), store_id=new_id(), phrases=phrases
             )
+        mark(path, info.store_id or "", clock)
         database.dictionary.define(decode_phrases(info.dictionary or "[]"))
     except BaseException:
         database.close()
         raise
-    return SqliteEngine(database, blobs)
+    return SqliteEngine(database, blobs, last)
 
 
 def refuse_network(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> None:
