@@ -270,13 +270,13 @@ def check_presence(place: StoreLocation) -> Iterator[Finding]:
 
 def _lost_database(place: StoreLocation) -> str | None:
     from treering.engines.sql.schema import SQLITE_FILE
-    from treering.engines.sqlite.marker import refuse_lost
+    from treering.engines.sqlite.marker import refuse_lost, traces_of
     from treering.errors import Corrupt
 
     if place.folder is None:
         return None
     try:
-        refuse_lost(place.folder / SQLITE_FILE)
+        refuse_lost(place.folder / SQLITE_FILE, traces_of(place.folder))
     except Corrupt as error:
         return str(error)
     return None

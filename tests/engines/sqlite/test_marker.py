@@ -125,7 +125,9 @@ def test_an_older_database_in_place_of_the_newest_is_noticed(
         main(["doctor", "--accept-loss", "--store", str(folder)])
     assert not ended.value.code
     with treering.open(folder) as store:
-        assert len(store.thread("support").load().messages) == 1
+        head = store.thread("support").load()
+        assert head is not None
+        assert len(head.messages) == 1
         store.thread("support").append({"role": "user", "content": "again"})
         assert store.verify().ok
     treering.open(folder).close()

@@ -37,7 +37,7 @@ from treering.engines.sql.search import TextIndex
 from treering.engines.sqlite.commit_log import CommitLog
 from treering.engines.sqlite.connection import SqliteDatabase
 from treering.engines.sqlite.errors import FAILURES, damaged, translate
-from treering.engines.sqlite.marker import LastCommit, mark, refuse_lost, refuse_without_tables
+from treering.engines.sqlite.marker import LastCommit, lost, mark, refuse_lost, traces_of
 from treering.errors import (
     Closed,
     Conflict,
@@ -227,7 +227,8 @@ def open_sqlite(
     refuse_network(folder)
     path = folder / schema.SQLITE_FILE
     _refuse_truncated(path)
-    refuse_lost(path)
+    traces = traces_of(folder)
+    refuse_lost(path, traces)
     clock = clock or SystemClock()
     database = SqliteDatabase(path, durability=durability, clock=clock)
     last = LastCommit(path, is_durable=durability == "full")
@@ -235,7 +236,8 @@ def open_sqlite(
         recorded = last.recorded()
         with database.exclusively() as connection:
             if schema.read_info(connection, "sqlite") is None:
-                refuse_without_tables(path)
+                if traces:
+                    raise lost(path, "has no tables", traces)
             elif (damage := last.missing(connection, recorded)) is not None:
                 raise last.refuse(damage)
             database.set_modes(connection)

@@ -76,26 +76,22 @@ def traces_of(folder: Path) -> list[str]:
 
     (A log alone may be left of a store whose creation was interrupted, in which nothing was committed.)
     """
-    traces = [MARKER] if os.path.lexists(folder / MARKER) else []
-    return traces + [name for name, files in _LEFT_BEHIND.items() if any(folder.glob(f"{name}/{files}"))]
+    if os.path.lexists(folder / MARKER):
+        return [MARKER]
+    return [name for name, files in _LEFT_BEHIND.items() if any(folder.glob(f"{name}/{files}"))]
 
 
-def refuse_lost(path: Path) -> None:
-    """Raise `Corrupt` if the database is missing or empty in a folder that held a store."""
-    with suppress(OSError):
-        if path.stat().st_size:
-            return
-    if traces := traces_of(path.parent):
-        raise _lost(path, "is empty" if path.exists() else "is missing", traces)
+def refuse_lost(path: Path, traces: list[str]) -> None:
+    """Raise `Corrupt` if the database is missing or empty in a folder that held a store.
+
+    ``traces`` were looked for before: another process may just be creating the store.
+    """
+    if traces and not (path.exists() and path.stat().st_size):
+        raise lost(path, "is empty" if path.exists() else "is missing", traces)
 
 
-def refuse_without_tables(path: Path) -> None:
-    """Raise `Corrupt` for a database without tables in a folder that held a store."""
-    if traces := traces_of(path.parent):
-        raise _lost(path, "has no tables", traces)
-
-
-def _lost(path: Path, what: str, traces: list[str]) -> Corrupt:
+def lost(path: Path, what: str, traces: list[str]) -> Corrupt:
+    """Return the error for a database that holds nothing."""
     return Corrupt(f"{path} {what}, but its folder held a store ({', '.join(traces)}); {_RESTORE}")
 
 
