@@ -94,7 +94,7 @@ def test_a_team_shares_a_server(monkeypatch, capsys):
 
 
 def test_every_page_that_asks_for_more_gets_it():
-    asking = {each.name for each in DOCS.rglob("*.md") if needs_more(each.read_text("utf-8"))}
+    asking = {each.name for each in (DOCS / "howto").glob("*.md") if needs_more(each.read_text("utf-8"))}
     own = Path(__file__).read_text("utf-8")
     assert asking == set(re.findall(r'page\("([a-z0-9-]+\.md)"', own))
     for each in asking:
