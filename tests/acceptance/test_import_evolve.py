@@ -125,6 +125,33 @@ def test_a_dry_run_changes_nothing_and_bad_lines_have_numbers(store, folder):
     assert counts(import_evolve(folder, store)) == (10, 9, 0, 1)
 
 
+def test_a_bad_first_line_is_made_up_for_by_the_name_of_the_file(store, folder):
+    path = write(folder, LINES)
+    lines = path.read_text("utf-8").splitlines(keepends=True)
+    path.write_text("".join(['{"_meta": {"tag"\n', *lines[1:]]), "utf-8")
+    os.utime(path, (LONG_AGO, LONG_AGO))
+    report = import_evolve(folder, store)
+    assert [each.partition(": ")[0].rpartition("line ")[2] for each in report.bad] == ["1"]
+    assert counts(report) == (8, 7, 0, 1)
+    second, first = store.runs.each()
+    assert {(run.agent, run.thread, run.meta["sandbox_id"]) for run in (first, second)} == {
+        ("qwen", THREAD, "sbx_123")
+    }
+    assert first.started_at.startswith("2025-10-26T20:15:17.984")
+
+
+def test_metadata_that_cannot_be_read_and_other_files_are_counted(store, folder):
+    write(folder, LINES)
+    (folder / "torn.json").write_text('{"id": "c', "utf-8")
+    (folder / "odd.json").write_text('{"id": "c", "hash": "h", "tag": 7, "timestamp": ""}', "utf-8")
+    (folder / "package.json").write_text('{"name": "of something else"}', "utf-8")
+    (folder / "other.jsonl").write_text('{"no": "meta"}\n', "utf-8")
+    report = import_evolve(folder, store)
+    assert counts(report, "checkpoints") == (2, 0, 0, 2)
+    assert counts(report, "other files") == (1, 0, 0, 1)
+    assert [each.partition(": ")[0] for each in report.bad] == ["odd.json", "torn.json"]
+
+
 def test_runs_of_claude_in_a_sandbox_are_counted_as_claude_counts(store, folder):
     """Two runs in one sandbox: the second goes on with the session, and its totals include the first."""
     streams = [FIXTURES / "claude-code" / f"stream-{number}.jsonl" for number in (0, 1)]

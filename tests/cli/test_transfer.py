@@ -159,13 +159,19 @@ class TestJsonl:
         lines[4] = lines[4][:40]
         (tmp_path / "all.jsonl").write_text("\n".join(lines), encoding="utf-8")
         treering.open(tmp_path / "new").close()
-        ran = run("import", "jsonl", "all.jsonl", "--store", "new")
+        ran = run("import", "jsonl", "all.jsonl", "--store", "new", "--strict")
         assert (ran.code, ran.out) == (2, "")
         assert "line 5: " in ran.err
         assert "nothing was imported" in ran.err
         assert look(tmp_path / "new") == {}
-        as_json = json.loads(run("import", "jsonl", "all.jsonl", "--store", "new", "--json").err)
+        as_json = json.loads(run("import", "jsonl", "all.jsonl", "--store", "new", "--strict", "--json").err)
         assert as_json["error"] == "InvalidInput"
+        assert run("import", "jsonl", "all.jsonl", "--store", "other", "--strict").code == 2
+        assert not (tmp_path / "other").exists()
+        ran = run("import", "jsonl", "all.jsonl", "--store", "new")
+        assert ran.code == 0
+        assert "cannot be read: all.jsonl line 5: " in ran.out
+        assert look(tmp_path / "new") != {}
 
     def test_a_file_that_is_not_there_makes_no_store(self, run, tmp_path):
         ran = run("import", "jsonl", "nothing.jsonl", "--store", "new")

@@ -155,9 +155,11 @@ class TestPickles:
 
     def test_an_unpickler_that_fails(self, store, outputs):
         write(outputs, good=row(STATE, 1.0), debate=(b"\x80garbage", 9.0))
-        with pytest.raises(InvalidInput, match="the unpickler failed for thread 'debate'"):
-            import_agentry(outputs, store, unpickler=pickle.loads)
+        with pytest.raises(InvalidInput, match="row of thread 'debate': the unpickler failed"):
+            import_agentry(outputs, store, unpickler=pickle.loads, strict=True)
         assert list(store.threads()) == []
+        report = import_agentry(outputs, store, unpickler=pickle.loads)
+        assert counts(report)[0] == ("checkpoints.db", "checkpoints", 2, 1, 0, 1)
 
 
 class TestInvalidSources:
@@ -182,18 +184,36 @@ class TestInvalidSources:
             import_agentry(tmp_path / "checkpoints.db", store)
 
     @pytest.mark.parametrize("payload", [b"{torn", b"", None, b"{}x"])
-    def test_an_invalid_row(self, store, outputs, payload):
+    def test_an_invalid_row_costs_only_itself(self, store, outputs, payload):
         write(outputs, good=row(STATE, 1.0), bad=(payload, 9.0))
-        with pytest.raises(InvalidInput, match="bad"):
-            import_agentry(outputs, store)
+        for source in (outputs, outputs / "checkpoints.db"):
+            with pytest.raises(InvalidInput, match="row of thread 'bad': "):
+                import_agentry(source, store, strict=True)
         assert list(store.threads()) == []
+        would = import_agentry(outputs, store, dry_run=True)
+        report = import_agentry(outputs, store)
+        assert counts(would) == counts(report)
+        assert counts(report)[0] == ("checkpoints.db", "checkpoints", 2, 1, 0, 1)
+        assert [each.partition(": ")[0] for each in report.bad] == ["checkpoints.db row of thread 'bad'"]
+        assert [each.id for each in store.threads()] == ["good"]
 
     @pytest.mark.parametrize("updated_at", [float("inf"), -1.0, 1_700_000_000_250.0, None])
     def test_an_invalid_time(self, store, outputs, updated_at):
         write(outputs, debate=row(STATE), odd=row(STATE, updated_at))
-        with pytest.raises(InvalidInput, match="'odd' has no payload, or updated_at"):
-            import_agentry(outputs, store)
-        assert store.stats().rows["events"] == 0
+        report = import_agentry(outputs, store)
+        assert "row of thread 'odd': it has no payload, or updated_at" in report.bad[0]
+        assert [each.id for each in store.threads()] == ["debate"]
+
+    def test_a_file_that_is_no_database_leaves_the_transcripts(self, store, outputs):
+        (outputs / "checkpoints.db").write_bytes(b"hello, this is no database at all" * 100)
+        report = import_agentry(outputs, store)
+        assert counts(report) == [
+            ("transcripts/debate.jsonl", "transcript events", 2, 2, 0, 0),
+            ("checkpoints.db", "checkpoints", 1, 0, 0, 1),
+        ]
+        assert "is not a checkpoints.db of Agentry Lab" in report.bad[0]
+        with pytest.raises(InvalidInput, match="nothing was imported"):
+            import_agentry(outputs, store, strict=True)
 
     def test_the_source_is_not_modified(self, store, outputs):
         write(outputs, debate=row(STATE))

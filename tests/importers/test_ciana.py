@@ -61,18 +61,37 @@ def test_unusual_chat_names(store, data):
     count(data, {"telegram_-100_5": 1, "my_channel_3": 2, "nochat": 4, "telegram_1_s3": 1, "scheduler_x": 1})
     report = import_ciana(data, store)
     assert [(each.found, each.new, each.left_out) for each in report.files] == [(5, 2, 3)]
-    assert "'nochat', 'telegram_1_s3', 'scheduler_x'" in report.files[0].note
+    assert [each.partition(": ")[0] for each in report.bad] == [
+        f"session_counters.json counter {name!r}" for name in ("nochat", "telegram_1_s3", "scheduler_x")
+    ]
     assert store.chat("telegram", "-100_5").thread.id == "telegram_-100_5_s1"
     assert store.chat("my", "channel_3").thread.id == "my_channel_3_s2"  # parsed as the agent does
 
 
-@pytest.mark.parametrize(
-    "text", ["[]", "{torn", '{"telegram_1": -1}', '{"telegram_1": 1.5}', '{"telegram_1": true}']
-)
-def test_invalid_counters(store, data, text):
-    (data / "session_counters.json").write_text(text, encoding="utf-8")
+@pytest.mark.parametrize("text", ["[]", "{torn", "\xff"])
+def test_a_file_that_cannot_be_read_costs_only_itself(store, data, text):
+    (data / "session_counters.json").write_text(text, encoding="latin-1")
     with pytest.raises(InvalidInput, match=r"session_counters\.json.*nothing was imported"):
         bring(data, store)
+    (data / "cc_user_states.json").write_text('{"1": {"mode": "claude_code"}}', encoding="utf-8")
+    with pytest.raises(InvalidInput, match=r"nothing was imported.*\n *session_counters\.json is not"):
+        bring(data, store, strict=True)
+    report = import_ciana(data, store)
+    assert [(each.path, each.new, each.left_out) for each in report.files] == [
+        ("cc_user_states.json", 1, 0),
+        ("session_counters.json", 0, 1),
+    ]
+    assert report.bad[0].startswith("session_counters.json is not")
+
+
+@pytest.mark.parametrize("value", ["-1", "1.5", "true", "9" * 30])
+def test_an_invalid_counter_costs_only_itself(store, data, value):
+    (data / "session_counters.json").write_text(f'{{"telegram_1": {value}, "telegram_2": 5}}')
+    with pytest.raises(InvalidInput, match=r"counter 'telegram_1': .* is not a whole number"):
+        bring(data, store, strict=True)
+    assert bring(data, store) == [("session_counters.json", 2, 1, 0, 1)]
+    assert store.chat("telegram", 2).resets == 5
+    assert store.chat("telegram", 1).resets == 0
 
 
 def test_a_missing_or_empty_folder(store, data, tmp_path):

@@ -74,8 +74,12 @@ def test_an_edited_file_is_a_new_version_and_a_changed_document_is_left_alone(st
     assert "I learnt something." in store.memory.get("IDENTITY").content
 
 
-def test_an_invalid_file_stops_the_import_before_anything_is_written(store, workspace):
+def test_an_invalid_file_is_left_out_and_named(store, workspace):
     (workspace / "MEMORY.md").write_text("---\ntags: [unclosed\n---\nx\n")
     with pytest.raises(InvalidInput, match=r"MEMORY\.md"):
-        bring(workspace, store)
+        bring(workspace, store, strict=True)
     assert list(store.memory.namespaces()) == []
+    report = import_ciana(workspace.parent / "data", store, workspace=workspace)
+    assert ["MEMORY.md" in each for each in report.bad] == [True]
+    assert store.memory.get("MEMORY") is None
+    assert store.memory.get("IDENTITY") is not None

@@ -101,7 +101,7 @@ class TestOtherEvents:
         which = next(index for index, line in enumerate(lines) if b'"kind":"event"' in line)
         lines[which] = json.dumps({**json.loads(lines[which]), **change}).encode()
         with pytest.raises(InvalidInput, match=f"line {which + 1}: "):
-            bring(b"\n".join(lines), empty)
+            bring(b"\n".join(lines), empty, strict=True)
         assert empty.stats().rows["events"] == 0
 
     def test_a_head_of_something_else(self, noted, empty):
@@ -110,4 +110,4 @@ class TestOtherEvents:
         lie = {"kind": "head", "name": "chat//telegram_1", "thread": "support/alice", "checkpoint": head}
         lines.insert(-1, json.dumps(lie).encode())
         with pytest.raises(InvalidInput, match="is not the head of a subgraph of thread 'support/alice'"):
-            bring(b"\n".join(lines), empty)
+            bring(b"\n".join(lines), empty, strict=True)

@@ -180,9 +180,16 @@ class TestBadFiles:
     def lines(self, source):
         return exported(source).splitlines()
 
-    def refused(self, lines, store):
+    def by_id(self, store):
+        """What the threads hold, whatever the order in which it was imported."""
+        found = portrait(store)
+        for thread in found.values():
+            thread["all"].sort(key=lambda each: each[0]["id"])
+        return found
+
+    def refused(self, lines, store, *, strict=True):
         with pytest.raises(InvalidInput) as refusal:
-            bring(b"\n".join(lines), store)
+            bring(b"\n".join(lines), store, strict=strict)
         assert store.stats().rows["events"] == 0
         return str(refusal.value)
 
@@ -192,18 +199,56 @@ class TestBadFiles:
         lines[5] = b'{"kind":"checkpoint"}'
         lines[7] = b'{"kind":"poem"}'
         result = self.refused(lines, empty)
-        assert "bad line(s), nothing was imported" in result
+        assert "cannot be read, and nothing was imported (strict)" in result
         for number in (4, 6, 8):
             assert f"line {number}: " in result
 
     def test_only_the_first_of_many(self, source, empty):
         lines = self.lines(source)
         result = self.refused([lines[0], *[b"{}"] * 50, *lines[1:]], empty)
-        assert "50 bad line(s)" in result
+        assert "50 cannot be read" in result
         assert "... and 30 more" in result
 
     def test_a_file_that_was_cut_off(self, source, empty):
-        assert "ends early" in self.refused(self.lines(source)[:-1], empty)
+        lines = self.lines(source)
+        assert "ends early" in self.refused(lines[:-1], empty, strict=False)
+        assert "ends early" in self.refused([*lines[:-1], lines[-1][:-1]], empty, strict=False)
+        assert "ends early" in self.refused([*lines[:5], lines[5][:-9]], empty, strict=False)
+
+    @pytest.mark.parametrize("damage", [b"{}", b"garbage", b"\xff\xfe", b"[" * 100_000])
+    def test_any_bad_line_costs_only_what_depends_on_it(self, source, damage):
+        lines = self.lines(source)
+        whole = self.by_id(source)
+        for number in range(1, len(lines)):
+            with treering.open("memory:") as store:
+                data = b"\n".join([*lines[:number], damage, *lines[number + 1 :], b""])
+                report = import_jsonl(io.BytesIO(data), store)
+                assert f"line {number + 1}: " in report.bad[0]
+                assert [
+                    (each.found, each.left_out) for each in report.files if each.holds == "bad lines"
+                ] == [(len(report.bad), len(report.bad))]
+                assert store.verify().ok
+                lost = json.loads(lines[number])
+                for info in store.threads(namespace=None):
+                    thread = store.thread(info.id, info.namespace or None)
+                    assert thread.head.id != lost.get("id")
+                    assert len(list(thread.history())) > 0
+                # the same file, repaired, brings the rest
+                import_jsonl(io.BytesIO(b"\n".join(lines)), store)
+                assert self.by_id(store) == whole
+
+    def test_threads_beside_a_bad_line_come_whole(self, source, empty):
+        lines = self.lines(source)
+        thread = next(index for index, line in enumerate(lines) if b'"thread":"notes"' in line)
+        lines[thread] = b"bad"
+        would = bring(b"\n".join(lines), empty, dry_run=True)
+        assert bring(b"\n".join(lines), empty) == would
+        assert {each.id for each in empty.threads(namespace=None)} == {
+            "support/alice",
+            "support/alice-bolder",
+            "deep",
+        }
+        assert portrait(empty) == {key: each for key, each in portrait(source).items() if key[0] != "notes"}
 
     def test_a_line_that_is_missing(self, source, empty):
         lines = self.lines(source)
@@ -223,7 +268,7 @@ class TestBadFiles:
     def test_something_else(self, empty):
         assert "line 1: " in self.refused([b'{"role": "user", "content": "hi"}'], empty)
         assert "line 1: " in self.refused([b"\x00\x01binary"], empty)
-        assert "is empty" in self.refused([b""], empty)
+        assert "not a history exported by" in self.refused([b""], empty, strict=False)
         assert "not a history exported by" in self.refused(
             [b'{"kind":"end","threads":0,"checkpoints":0}'], empty
         )

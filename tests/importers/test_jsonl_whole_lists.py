@@ -133,5 +133,5 @@ def test_a_list_that_is_not_there_is_a_bad_line(change):
             each.update(change)
         lines[number] = msgspec.json.encode(event)
         with pytest.raises(InvalidInput, match=rf"line {number + 1}: the event needs .* so far"):
-            import_jsonl(io.BytesIO(b"\n".join(lines)), target)
+            import_jsonl(io.BytesIO(b"\n".join(lines)), target, strict=True)
         assert list(target.threads()) == []

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Report what would be imported, and change nothing.")
+]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Import nothing if anything cannot be read, and name it.")
 ]
 
 _IN_MEMORY: Final = 8_000_000
@@ -75,12 +79,13 @@ def claude_code(
     ] = "~/.claude/projects",
     *,
     dry_run: DryRunOption = False,
+    strict: StrictOption = False,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Your past sessions of Claude Code, and what they cost."""
     found = _there(source)
-    _run("claude-code", found, place, dry_run=dry_run, as_json=as_json, is_sure=found.is_dir())
+    _run("claude-code", found, place, dry_run=dry_run, strict=strict, as_json=as_json, is_sure=found.is_dir())
 
 
 @app.command()
@@ -91,12 +96,13 @@ def codex(
     ] = "~/.codex/sessions",
     *,
     dry_run: DryRunOption = False,
+    strict: StrictOption = False,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Your past sessions of Codex, and what they cost."""
     found = _there(source)
-    _run("codex", found, place, dry_run=dry_run, as_json=as_json, is_sure=found.is_dir())
+    _run("codex", found, place, dry_run=dry_run, strict=strict, as_json=as_json, is_sure=found.is_dir())
 
 
 @app.command()
@@ -107,12 +113,13 @@ def jsonl(
     ],
     *,
     dry_run: DryRunOption = False,
+    strict: StrictOption = False,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Threads that `treering export` wrote."""
     source = _stdin() if file == "-" else _there(file)
-    _run("jsonl", source, place, dry_run=dry_run, as_json=as_json)
+    _run("jsonl", source, place, dry_run=dry_run, strict=strict, as_json=as_json)
 
 
 @app.command()
@@ -123,12 +130,13 @@ def langgraph(
     ],
     *,
     dry_run: DryRunOption = False,
+    strict: StrictOption = False,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Whole histories from LangGraph's own savers."""
     found = source if source.startswith(("postgresql://", "postgres://")) else _there(source)
-    _run("langgraph", found, place, dry_run=dry_run, as_json=as_json)
+    _run("langgraph", found, place, dry_run=dry_run, strict=strict, as_json=as_json)
 
 
 @app.command()
@@ -146,6 +154,7 @@ def agentry(
     ] = None,
     skip_pickled: Annotated[bool, typer.Option("--skip-pickled", help="Skip pickled rows.")] = False,
     dry_run: DryRunOption = False,
+    strict: StrictOption = False,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
@@ -155,7 +164,7 @@ def agentry(
         "skip_pickled": skip_pickled,
     }
     found = _there(source)
-    _run("agentry", found, place, dry_run=dry_run, as_json=as_json, **options)
+    _run("agentry", found, place, dry_run=dry_run, strict=strict, as_json=as_json, **options)
 
 
 @app.command(name="orchestrator-log")
@@ -166,11 +175,12 @@ def orchestrator_log(
     ],
     *,
     dry_run: DryRunOption = False,
+    strict: StrictOption = False,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Runs that the logs of the Orchestrator tell of."""
-    _run("orchestrator-log", _there(source), place, dry_run=dry_run, as_json=as_json)
+    _run("orchestrator-log", _there(source), place, dry_run=dry_run, strict=strict, as_json=as_json)
 
 
 @app.command()
@@ -181,11 +191,12 @@ def evolve(
     ] = "~/.evolve-sdk/observability/sessions",
     *,
     dry_run: DryRunOption = False,
+    strict: StrictOption = False,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Session logs of Evolve, with their metadata."""
-    _run("evolve", _there(source), place, dry_run=dry_run, as_json=as_json)
+    _run("evolve", _there(source), place, dry_run=dry_run, strict=strict, as_json=as_json)
 
 
 @app.command()
@@ -197,13 +208,14 @@ def ciana(
         str | None, typer.Option(metavar="DIR", help="The agent's workspace folder, for its memory files.")
     ] = None,
     dry_run: DryRunOption = False,
+    strict: StrictOption = False,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Chats of a CianaParrot agent."""
     found = _there(data)
     folder = None if workspace is None else _there(workspace)
-    _run("ciana", found, place, dry_run=dry_run, as_json=as_json, workspace=folder)
+    _run("ciana", found, place, dry_run=dry_run, strict=strict, as_json=as_json, workspace=folder)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -301,6 +313,7 @@ def _run(
     place: StorePlace,
     *,
     dry_run: bool,
+    strict: bool,
     as_json: bool,
     is_sure: bool = False,
     **options: Any,
@@ -313,19 +326,19 @@ def _run(
     from treering.api import open as open_store
     from treering.importers.registry import importer, load_function
 
-    function = load_function(importer(name).function)
+    function = partial(load_function(importer(name).function), source, strict=strict, **options)
     report: Any = None  # one of the two below makes it
     located = locate(place.store)
     is_there = probe(located).exists
-    if not is_there and (dry_run or not is_sure):
+    if not is_there and (dry_run or strict or not is_sure):
         with open_store("memory:", namespace=place.namespace) as empty:
-            report = function(source, empty, dry_run=True, **options)
+            report = function(empty, dry_run=True)
     if not dry_run or is_there:
         with (
             place.open() as opened,
             progress("importing") as update,
         ):
-            report = function(source, opened, on_progress=update, dry_run=dry_run, **options)
+            report = function(opened, on_progress=update, dry_run=dry_run)
         if not is_there:
             say(f"note: made a new store in {located.display}")
     if report.seconds and report.lines:

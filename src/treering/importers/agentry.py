@@ -2,14 +2,16 @@
 
 A JSON row becomes a checkpoint like those of `Thread.snapshot_state`, so `restore_state` can restore it. A
 pickled row is rejected, because reading a pickle can run arbitrary code; to import one from a trusted file,
-pass an ``unpickler``. **Invariant:** all rows are read before the first one is written.
+pass an ``unpickler``. **Invariant:** all rows are read before the first one is written; one that cannot be
+read is skipped and reported.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +22,14 @@ from treering.core.clock import SECOND_US
 from treering.core.ids import check_id
 from treering.errors import InvalidInput, NotFound
 from treering.importers.history_writer import HistoryWriter, ImportedCheckpoint, ImportedHead, ImportedList
-from treering.importers.registry import FileReport, ImportReport, Progress, import_folder
+from treering.importers.lines import BadLines, refuse_bad
+from treering.importers.registry import (
+    FileReport,
+    ImportReport,
+    Progress,
+    import_folder,
+    report_of,
+)
 from treering.importers.sessions import derived_checkpoint_id
 from treering.threads.directory import thread_info
 from treering.threads.state_object import CapturedState, capture
@@ -41,6 +50,7 @@ def import_agentry(
     *,
     on_progress: Progress | None = None,
     dry_run: bool = False,
+    strict: bool = False,
     unpickler: Unpickler | None = None,
     skip_pickled: bool = False,
 ) -> ImportReport:
@@ -50,18 +60,25 @@ def import_agentry(
     """
     path = Path(source)
     if path.is_dir():
+        rows: list[_Row] = []
+        with suppress(InvalidInput, NotFound):  # a file that cannot be read is reported below
+            rows = _read_rows(path / "checkpoints.db", BadLines())
+        if not skip_pickled and unpickler is None:
+            _refuse_pickled(path, rows)
         return import_folder(
             "agentry",
             {"data": path},
             store,
             on_progress=on_progress,
             dry_run=dry_run,
+            strict=strict,
             options={"unpickler": unpickler, "skip_pickled": skip_pickled},
         )
-    files = load_checkpoints(
-        path, store, on_progress=on_progress, dry_run=dry_run, unpickler=unpickler, skip_pickled=skip_pickled
-    )
-    return ImportReport(importer="agentry", source=str(path), dry_run=dry_run, files=tuple(files))
+    load = partial(load_checkpoints, path, store, unpickler=unpickler, skip_pickled=skip_pickled)
+    if strict:
+        refuse_bad(report_of("agentry", str(path), load(dry_run=True)))
+    files = load(on_progress=on_progress, dry_run=dry_run)
+    return report_of("agentry", str(path), files, dry_run=dry_run)
 
 
 def load_checkpoints(
@@ -74,37 +91,37 @@ def load_checkpoints(
     skip_pickled: bool = False,
 ) -> list[FileReport]:
     """Import the rows of one ``checkpoints.db``."""
-    rows = _read_rows(path)
-    pickled = [row.thread for row in rows if not row.is_json]
-    if pickled and unpickler is None and not skip_pickled:
-        some = ", ".join(map(repr, pickled[:_MAX_SHOWN])) + (", ..." if len(pickled) > _MAX_SHOWN else "")
-        raise InvalidInput(
-            f"{path}: {len(pickled)} of {len(rows)} rows are pickled ({some}), and reading a pickle can run "
-            "any code; nothing was imported. If you trust the file, pass unpickler= (--unpickler "
-            "MODULE:FUNCTION), a function from bytes to the state; to import only the other rows, pass "
-            "skip_pickled= (--skip-pickled)"
-        )
-    wanted = [row for row in rows if row.is_json or unpickler is not None]
-    states = [_read_state(path, row, unpickler) for row in wanted]
+    bad = BadLines()
+    rows = _read_rows(path, bad)
+    if unpickler is None and not skip_pickled:
+        _refuse_pickled(path, rows)
+    pickled = 0 if unpickler is not None else sum(not row.is_json for row in rows)
+    states: list[tuple[_Row, CapturedState]] = []
+    for row in rows:
+        if row.is_json or unpickler is not None:
+            with bad.skipping(f"row of thread {row.thread!r}"):
+                states.append((row, _read_state(row, unpickler)))
     new, known, older = 0, 0, 0
-    for done, (row, state) in enumerate(zip(wanted, states, strict=True), 1):
+    for done, (row, state) in enumerate(states, 1):
         outcome = _save(row, state, store, dry_run=dry_run)
         new += outcome == "new"
         known += outcome == "known"
         older += outcome == "older"
         if on_progress is not None:
-            on_progress(done, len(wanted))
-    notes = [f"{len(pickled)} pickled rows were skipped"] if unpickler is None and pickled else []
+            on_progress(done, len(states))
+    notes = [f"{bad.count} cannot be read"] if bad.count else []
+    notes += [f"{pickled} pickled rows were skipped"] if pickled else []
     notes += [f"{older} threads have newer checkpoints in the store"] if older else []
     return [
         FileReport(
             path=str(path),
             holds="checkpoints",
-            found=len(rows),
+            found=new + known + older + bad.count + pickled,
             new=new,
             known=known,
-            left_out=len(rows) - new - known,
+            left_out=older + bad.count + pickled,
             note="; ".join(notes),
+            bad=bad.named,
         )
     ]
 
@@ -123,7 +140,7 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True):
         return derived_checkpoint_id(self.updated_at_us, "agentry", self.thread, self.payload)
 
 
-def _read_rows(path: Path) -> list[_Row]:
+def _read_rows(path: Path, bad: BadLines) -> list[_Row]:
     if not path.is_file():
         raise NotFound(
             f"file {str(path)!r} not found; pass the outputs folder of Agentry Lab, or its checkpoints.db"
@@ -133,7 +150,11 @@ def _read_rows(path: Path) -> list[_Row]:
             found = database.execute(
                 "SELECT thread_id, payload, updated_at FROM checkpoints ORDER BY updated_at"
             )
-            return [_parse_row(path, *each) for each in found]
+            rows: list[_Row] = []
+            for thread, payload, updated_at in found:
+                with bad.skipping(f"row of thread {thread!r}"):
+                    rows.append(_parse_row(thread, payload, updated_at))
+            return rows
     except sqlite3.Error as error:
         raise InvalidInput(
             f"{path} is not a checkpoints.db of Agentry Lab ({error}); "
@@ -141,40 +162,48 @@ def _read_rows(path: Path) -> list[_Row]:
         ) from None
 
 
-def _parse_row(path: Path, thread: Any, payload: Any, updated_at: Any) -> _Row:
+def _refuse_pickled(path: Path, rows: Sequence[_Row]) -> None:
+    pickled = [row.thread for row in rows if not row.is_json]
+    if pickled:
+        some = ", ".join(map(repr, pickled[:_MAX_SHOWN])) + (", ..." if len(pickled) > _MAX_SHOWN else "")
+        raise InvalidInput(
+            f"{path}: {len(pickled)} of {len(rows)} rows are pickled ({some}), and reading a pickle can run "
+            "any code; nothing was imported. If you trust the file, pass unpickler= (--unpickler "
+            "MODULE:FUNCTION), a function from bytes to the state; to import only the other rows, pass "
+            "skip_pickled= (--skip-pickled)"
+        )
+
+
+def _parse_row(thread: Any, payload: Any, updated_at: Any) -> _Row:
     data = payload.encode() if isinstance(payload, str) else payload
     if (
         not isinstance(data, bytes)
+        or not data
         or not isinstance(updated_at, (int, float))
         or not 0 <= updated_at * SECOND_US < 1 << NUMBER_BITS
     ):
         raise InvalidInput(
-            f"{path}: the row of thread {thread!r} has no payload, or updated_at ({updated_at!r}) is not "
-            "a time in seconds since 1970; nothing was imported"
+            f"it has no payload, or updated_at ({updated_at!r}) is not a time in seconds since 1970"
         )
     return _Row(
-        thread=check_id(thread, f"{path}: thread id"),
+        thread=check_id(thread, "thread id"),
         payload=data,
         updated_at_us=round(updated_at * SECOND_US),
     )
 
 
-def _read_state(path: Path, row: _Row, unpickler: Unpickler | None) -> CapturedState:
+def _read_state(row: _Row, unpickler: Unpickler | None) -> CapturedState:
     state: Any
     if row.is_json:
         try:
             state = msgspec.json.decode(row.payload)
         except msgspec.DecodeError as error:
-            raise InvalidInput(
-                f"{path}: the row of thread {row.thread!r} is not valid JSON ({error}); nothing was imported"
-            ) from None
+            raise InvalidInput(f"not valid JSON ({error})") from None
     else:
         try:
             state = unpickler(row.payload) if unpickler is not None else {}
         except Exception as error:
-            raise InvalidInput(
-                f"{path}: the unpickler failed for thread {row.thread!r}: {error!r}; nothing was imported"
-            ) from error
+            raise InvalidInput(f"the unpickler failed: {error!r}") from error
     return capture(state)
 
 

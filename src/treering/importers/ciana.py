@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
+from treering.core.batch import NUMBER_BITS
 from treering.core.clock import SystemClock, from_datetime
 from treering.core.ids import check_id, namespace_prefix
 from treering.errors import InvalidInput
-from treering.importers.registry import FileReport, ImportReport, Progress, import_folder, read_json
+from treering.importers.lines import BadLines, read_json
+from treering.importers.registry import FileReport, ImportReport, Progress, import_folder
 from treering.memory.documents import MemoryDocument, Provenance
 from treering.memory.markdown import read_markdown
 from treering.schedules.tasks import Task, task_ref
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from treering.importers.registry import Root
     from treering.store import Store
 
-_MAX_NOTES: Final = 5
 _SKILL_FILE: Final = "SKILL.md"
 _SOURCE: Final = "imported from CianaParrot: "
 
@@ -46,13 +47,14 @@ def import_ciana(
     *,
     on_progress: Progress | None = None,
     dry_run: bool = False,
+    strict: bool = False,
     workspace: str | Path | None = None,
 ) -> ImportReport:
     """Import a ``data`` folder; with ``workspace``, the memory files there as well."""
     roots: dict[Root, Path] = {"data": Path(source)}
     if workspace is not None:
         roots["workspace"] = Path(workspace)
-    return import_folder("ciana", roots, store, on_progress=on_progress, dry_run=dry_run)
+    return import_folder("ciana", roots, store, on_progress=on_progress, dry_run=dry_run, strict=strict)
 
 
 def load_checkpoints(
@@ -69,15 +71,19 @@ def load_counters(
 ) -> list[FileReport]:
     """Import ``session_counters.json``: ``{"telegram_123456": 3}``."""
     counters = _read_counters(path)
-    new, skipped = 0, [base for base in counters if _parse_chat(base) is None]
-    for done, (base, count) in enumerate(counters.items(), 1):
-        chat_id = _parse_chat(base)
+    new, known, bad = 0, 0, BadLines()
+    for done, (base, value) in enumerate(counters.items(), 1):
+        chat_id, count = None, 0
+        with bad.skipping(f"counter {base!r}"):
+            chat_id, count = _parse_counter(base, value)
         if chat_id is None:
             continue
         if _stored_count(store, chat_id) < count:
             new += 1
             if not dry_run:
                 store.chat(chat_id.channel, chat_id.chat_id).synchronise(at_least=count)
+        else:
+            known += 1
         if on_progress is not None:
             on_progress(done, len(counters))
     return [
@@ -86,23 +92,19 @@ def load_counters(
             holds="counters",
             found=len(counters),
             new=new,
-            known=len(counters) - new - len(skipped),
-            left_out=len(skipped),
-            note=f"not chat names: {', '.join(map(repr, skipped[:_MAX_NOTES]))}" if skipped else "",
+            known=known,
+            left_out=bad.count,
+            note=f"{bad.count} cannot be read" if bad.count else "",
+            bad=bad.named,
         )
     ]
 
 
-def _read_counters(path: Path) -> dict[str, int]:
+def _read_counters(path: Path) -> dict[str, Any]:
     counters: Any = read_json(path)
     if not isinstance(counters, dict):
-        raise InvalidInput(f"{path} is not a JSON object of counters; nothing was imported")
-    for base, count in cast("dict[str, Any]", counters).items():
-        if type(count) is not int or count < 0:
-            raise InvalidInput(
-                f"{path}: the counter of {base!r} is {count!r}, not a whole number; nothing was imported"
-            )
-    return cast("dict[str, int]", counters)
+        raise InvalidInput(f"{path} is not a JSON object of counters")
+    return cast("dict[str, Any]", counters)
 
 
 def _stored_count(store: Store, chat_id: ChatId) -> int:
@@ -112,9 +114,13 @@ def _stored_count(store: Store, chat_id: ChatId) -> int:
     return 0 if ref is None else int(ref.value)
 
 
-def _parse_chat(base: str) -> ChatId | None:
+def _parse_counter(base: str, count: Any) -> tuple[ChatId, int]:
     parsed = parse_thread_id(base)
-    return parsed if isinstance(parsed, ChatId) and not parsed.resets else None
+    if not isinstance(parsed, ChatId) or parsed.resets:
+        raise InvalidInput("not the name of a chat")
+    if type(count) is not int or not 0 <= count < 1 << NUMBER_BITS:
+        raise InvalidInput(f"{count!r} is not a whole number")
+    return parsed, count
 
 
 def load_tasks(
@@ -123,16 +129,16 @@ def load_tasks(
     """Import ``scheduled_tasks.json``, an array of tasks; invalid ones are skipped and reported."""
     entries: Any = read_json(path)
     if not isinstance(entries, list):
-        raise InvalidInput(f"{path} is not a JSON array of tasks; nothing was imported")
+        raise InvalidInput(f"{path} is not a JSON array of tasks")
     tasks = cast("list[Any]", entries)
     now_us = SystemClock().now_us()
     new = known = 0
-    notes: list[str] = []
+    bad = BadLines()
     for number, entry in enumerate(tasks, 1):
-        try:
+        task = None
+        with bad.skipping(f"task {number}"):
             task = _parse_task(entry, now_us)
-        except (msgspec.ValidationError, InvalidInput) as error:
-            notes.append(f"task {number} is not valid: {error}")
+        if task is None:
             continue
         name = task_ref(task.id, task.namespace)
         if name in store.engine.refs(store.space, [name]):
@@ -150,8 +156,9 @@ def load_tasks(
             found=len(tasks),
             new=new,
             known=known,
-            left_out=len(notes),
-            note="; ".join(notes[:_MAX_NOTES]),
+            left_out=bad.count,
+            note=f"{bad.count} cannot be read" if bad.count else "",
+            bad=bad.named,
         )
     ]
 
@@ -212,20 +219,20 @@ def load_user_states(
     """
     entries: Any = read_json(path)
     if not isinstance(entries, dict):
-        raise InvalidInput(f"{path} is not a JSON object of sessions by user id; nothing was imported")
+        raise InvalidInput(f"{path} is not a JSON object of sessions by user id")
     states = cast("dict[str, Any]", entries)
     sessions = store.state.sessions(UserSession)
     existing = set(sessions.users())
     new = known = 0
-    notes: list[str] = []
+    default, bad = 0, BadLines()
     for done, (user_id, value) in enumerate(states.items(), 1):
-        try:
+        session = None
+        with bad.skipping(f"user {user_id!r}"):
             session = msgspec.convert(value, UserSession)
-        except msgspec.ValidationError as error:
-            notes.append(f"the session of user {user_id!r} is not valid: {error}")
+        if session is None:
             continue
         if session.mode == UserSession().mode:
-            notes.append(f"user {user_id!r} is in the default mode")
+            default += 1
         elif user_id in existing:
             known += 1
         else:
@@ -241,8 +248,13 @@ def load_user_states(
             found=len(states),
             new=new,
             known=known,
-            left_out=len(notes),
-            note="; ".join(notes[:_MAX_NOTES]),
+            left_out=bad.count + default,
+            note="; ".join(
+                f"{count} {what}"
+                for count, what in ((bad.count, "cannot be read"), (default, "in the default mode"))
+                if count
+            ),
+            bad=bad.named,
         )
     ]
 

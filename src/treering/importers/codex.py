@@ -23,16 +23,9 @@ import msgspec
 
 from treering.errors import NotFound
 from treering.importers.claude_code.turns import time_us
-from treering.importers.recording import SessionRecorder, decode_object, span_label
-from treering.importers.sessions import (
-    ImportedSession,
-    RawLine,
-    SessionImporter,
-    SessionReader,
-    Turn,
-    raw_lines,
-    title_of,
-)
+from treering.importers.lines import RawLine, decode_object, raw_lines, refuse_bad
+from treering.importers.recording import SessionRecorder, span_label
+from treering.importers.sessions import ImportedSession, SessionImporter, SessionReader, Turn, title_of
 from treering.importers.streams import codex_usage
 
 if TYPE_CHECKING:
@@ -72,11 +65,14 @@ def import_codex(
     *,
     on_progress: Progress | None = None,
     dry_run: bool = False,
+    strict: bool = False,
 ) -> ImportReport:
     """Import a folder of sessions, or the file of one."""
     path = Path(source).expanduser()
     if not path.exists():
         raise NotFound(f"{str(source)!r} not found; Codex keeps its sessions in {DEFAULT}")
+    if strict:
+        refuse_bad(import_codex(path, store, dry_run=True))
     began = time.perf_counter()
     below = (each for each in path.rglob("rollout-*.jsonl") if each.is_file())
     found = [path] if path.is_file() else sorted(below)
@@ -171,16 +167,13 @@ class CodexSession(SessionReader):
         items: list[RolloutItem] = []
         at_us = 0
         for raw in raw_lines(self._path, self._sizes[self._path]):
-            try:
+            with self.bad.skipping(self._path.name, raw.number):
                 value = decode_object(raw.text)
-            except msgspec.DecodeError as error:
-                self.bad.append(f"{self._path.name} line {raw.number}: {error}")
-                continue
-            at_us = time_us(value.get("timestamp")) or at_us or self._path.stat().st_mtime_ns // 1000
-            type_, payload = unwrapped(value)
-            items.append(
-                RolloutItem(raw=raw, type=type_, payload=payload, ts_us=at_us, id=self._id(raw, payload))
-            )
+                at_us = time_us(value.get("timestamp")) or at_us or self._path.stat().st_mtime_ns // 1000
+                type_, payload = unwrapped(value)
+                items.append(
+                    RolloutItem(raw=raw, type=type_, payload=payload, ts_us=at_us, id=self._id(raw, payload))
+                )
         return items
 
     def _id(self, raw: RawLine, payload: Mapping[str, Any]) -> str:

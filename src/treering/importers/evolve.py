@@ -11,6 +11,7 @@ imported.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -25,17 +26,9 @@ from treering.core.encoding import encode_json
 from treering.core.query import EventQuery
 from treering.errors import NotFound
 from treering.importers.claude_code.turns import time_us
-from treering.importers.recording import decode_line
+from treering.importers.lines import BadLines, RawLine, decode_line, raw_lines, read_json, refuse_bad
 from treering.importers.registry import FileReport, ImportReport
-from treering.importers.sessions import (
-    ImportedSession,
-    RawLine,
-    SessionImporter,
-    SessionReader,
-    Turn,
-    raw_lines,
-    title_of,
-)
+from treering.importers.sessions import ImportedSession, SessionImporter, SessionReader, Turn, title_of
 from treering.importers.streams import Stream, StreamFormat
 
 if TYPE_CHECKING:
@@ -53,6 +46,11 @@ PROMPT: Final = "_prompt"
 END: Final = "_sessionEnd"
 OUTPUTS: Final = ("_stdout", "_stderr")
 """Output that is not JSON, as our own sandboxes log it."""
+
+_LOG_NAME: Final = re.compile(
+    r"(.+?-[0-9a-f]{16}|[^_]+)_([^_]+)_(.+)_([^_]+)_(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)((?:-\d+)?Z?)"
+)
+"""``{tag}_{provider}_{sandbox_id}_{agent}_{timestamp}``."""
 
 _FORMATS: Final[dict[str, StreamFormat]] = {"claude": "claude-code", "codex": "codex"}
 
@@ -78,17 +76,23 @@ def import_evolve(
     *,
     on_progress: Progress | None = None,
     dry_run: bool = False,
+    strict: bool = False,
 ) -> ImportReport:
     """Import session logs (``*.jsonl``) and checkpoint metadata (``*.json``) below a folder, or one file."""
     path = Path(source).expanduser()
     if not path.exists():
         raise NotFound(f"{str(source)!r} not found; Evolve keeps its session logs in {DEFAULT}")
+    if strict:
+        refuse_bad(import_evolve(path, store, dry_run=True))
     began = time.perf_counter()
+    bad = BadLines()
     files = [path] if path.is_file() else sorted(each for each in path.rglob("*.json*") if each.is_file())
     logs = [(each, meta) for each in files if each.suffix == ".jsonl" and (meta := read_meta(each))]
-    infos = [
-        info for each in files if each.suffix == ".json" and (info := _read_checkpoint(each)) is not None
-    ]
+    infos: list[EvolveCheckpoint] = []
+    for each in files:
+        with bad.skipping(each.name):
+            if each.suffix == ".json" and (info := _read_checkpoint(each)) is not None:
+                infos.append(info)
     if not logs and not infos:
         raise NotFound(f"no session log and no checkpoint of Evolve found in {path}; try {DEFAULT}")
     root = path if path.is_dir() else path.parent
@@ -98,10 +102,12 @@ def import_evolve(
         if on_progress is not None:
             on_progress(done, len(logs))
     report = importer.report(str(path), seconds=time.perf_counter() - began)
-    if infos:
-        counted = _import_checkpoints(store, infos, dry_run=dry_run)
-        report = msgspec.structs.replace(report, files=(*report.files, counted))
-    return report
+    others = sum(each.suffix == ".jsonl" for each in files) - len(logs)
+    more = [_import_checkpoints(store, infos, bad.count, dry_run=dry_run)] if infos or bad.count else []
+    if others:
+        note = f"no session logs: their first line is no {META}"
+        more.append(FileReport(path=str(path), holds="other files", found=others, left_out=others, note=note))
+    return msgspec.structs.replace(report, files=(*report.files, *more), bad=(*report.bad, *bad.named))
 
 
 class LogMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,18 +176,17 @@ class EvolveSession(SessionReader):
         found: list[_LogLine] = []
         at_us = time_us(self._meta.timestamp) or self._path.stat().st_mtime_ns // 1000
         for raw in raw_lines(self._path, self._sizes[self._path]):
-            try:
+            with self.bad.skipping(self._path.name, raw.number):
                 value = decode_line(raw.text)
-            except msgspec.DecodeError as error:
-                self.bad.append(f"{self._path.name} line {raw.number}: {error}")
-                continue
-            own_us = (
-                time_us(cast("dict[str, Any]", value).get("timestamp")) if isinstance(value, dict) else None
-            )
-            at_us = max(own_us or 0, at_us + 1)  # keeps lines without a time in order
-            text = b"\0".join((self.session.thread.encode(), b"%d" % raw.number, raw.text))
-            id_ = f"evolve-{sha256(text).hexdigest()[:32]}"
-            found.append(_LogLine(raw=raw, value=value, id=id_, ts_us=at_us))
+                own_us = (
+                    time_us(cast("dict[str, Any]", value).get("timestamp"))
+                    if isinstance(value, dict)
+                    else None
+                )
+                at_us = max(own_us or 0, at_us + 1)  # keeps lines without a time in order
+                text = b"\0".join((self.session.thread.encode(), b"%d" % raw.number, raw.text))
+                id_ = f"evolve-{sha256(text).hexdigest()[:32]}"
+                found.append(_LogLine(raw=raw, value=value, id=id_, ts_us=at_us))
         return found
 
     def _store_lines(self, lines: list[_LogLine], run: str | None) -> None:
@@ -237,13 +242,27 @@ class EvolveSession(SessionReader):
 
 
 def read_meta(path: Path) -> LogMeta | None:
-    """Return the first line of a session log; ``None`` if the file is not one."""
-    for raw in raw_lines(path, path.stat().st_size):
+    """Return the first line of a session log; ``None`` if the file is not one.
+
+    If that line cannot be read, the name of the file says the same.
+    """
+    for raw in raw_lines(path):
         try:
             return msgspec.json.decode(raw.text, type=dict[str, LogMeta])[META]
-        except (msgspec.DecodeError, KeyError):
+        except KeyError:
             return None
+        except (msgspec.DecodeError, ValueError):
+            return _meta_of_name(path.stem)
     return None
+
+
+def _meta_of_name(name: str) -> LogMeta | None:
+    named = _LOG_NAME.fullmatch(name)
+    if named is None:
+        return None
+    tag, provider, sandbox_id, agent, day, hour, minute, second, rest = named.groups()
+    timestamp = f"{day}T{hour}:{minute}:{second}" + rest.replace("-", ".", 1)
+    return LogMeta(tag=tag, provider=provider, agent=agent, sandbox_id=sandbox_id, timestamp=timestamp)
 
 
 def _split_by_prompt(lines: list[_LogLine]) -> list[list[_LogLine]]:
@@ -271,13 +290,16 @@ def _prompt(value: Any) -> Any:
 
 
 def _read_checkpoint(path: Path) -> EvolveCheckpoint | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=EvolveCheckpoint)
-    except (OSError, msgspec.DecodeError):
+    """Return the metadata of a checkpoint; ``None`` for a JSON file of something else."""
+    value: Any = read_json(path)
+    if not isinstance(value, dict) or not {"id", "hash", "tag"} <= cast("dict[str, Any]", value).keys():
         return None
+    return msgspec.convert(value, EvolveCheckpoint)
 
 
-def _import_checkpoints(store: Store, infos: list[EvolveCheckpoint], *, dry_run: bool) -> FileReport:
+def _import_checkpoints(
+    store: Store, infos: list[EvolveCheckpoint], bad: int, *, dry_run: bool
+) -> FileReport:
     known: set[str] = set()
     for start in range(0, len(infos), _AT_ONCE):
         ids = tuple(info.id for info in infos[start : start + _AT_ONCE])
@@ -292,10 +314,11 @@ def _import_checkpoints(store: Store, infos: list[EvolveCheckpoint], *, dry_run:
     return FileReport(
         path="checkpoints",
         holds="checkpoints",
-        found=len(infos),
+        found=len(infos) + bad,
         new=len(new),
         known=len(infos) - len(new),
-        note="metadata only; the archives are not imported",
+        left_out=bad,
+        note="metadata only; the archives are not imported" + (f"; {bad} cannot be read" if bad else ""),
     )
 
 

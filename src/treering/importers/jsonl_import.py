@@ -1,12 +1,13 @@
 """Import histories that were exported as JSON Lines (see `jsonl_format`).
 
-The file is read twice. The first pass (`Inspection`) checks every line against the file and the store, writes
-nothing, and reports all bad lines together. The second pass stores them. Values are decoded in the first pass
-as they will be stored, so a line that passes can be written.
+The file is read twice. The first pass (`Inspection`) checks every line against the file and the store, and
+writes nothing. The second pass stores the lines that passed. Values are decoded in the first pass as they
+will be stored, so a line that passes can be written. A file that was cut off is refused: export it again.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Generator, Iterator
@@ -22,7 +23,7 @@ from treering.core.clock import day_of, from_datetime
 from treering.core.content import Address, SlotAddress, list_address, object_address, parse_address
 from treering.core.encoding import encode_json
 from treering.core.ids import check_id, thread_scope
-from treering.errors import Conflict, Corrupt, InvalidInput, NotFound, TreeringError, Unreachable
+from treering.errors import Conflict, Corrupt, InvalidInput, NotFound, Unreachable
 from treering.graphs.step import subgraph_refs
 from treering.importers.history_writer import (
     COLUMNS,
@@ -46,7 +47,8 @@ from treering.importers.jsonl_format import (
     read_line,
     value_of,
 )
-from treering.importers.registry import FileReport, ImportReport, Progress
+from treering.importers.lines import BadLines, refuse_bad
+from treering.importers.registry import FileReport, ImportReport, Progress, report_of
 from treering.store import Store
 from treering.threads.checkpoint import KIND, created_at_us
 from treering.threads.history import REWIND
@@ -149,9 +151,6 @@ def time_us(text: str) -> int:
     return from_datetime(datetime.fromisoformat(text))
 
 
-_SHOWN: Final = 20
-
-
 def numbered(lines: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     """Yield the lines that are not blank, from the start of the file, with their numbers."""
     lines.seek(0)
@@ -160,30 +159,39 @@ def numbered(lines: IO[bytes]) -> Iterator[tuple[int, bytes]]:
             yield number, stripped
 
 
+def _ends_a_line(lines: IO[bytes]) -> bool:
+    """Return whether the last line is complete, however bad it is."""
+    lines.seek(-1, os.SEEK_END)
+    return lines.read(1) == b"\n"
+
+
 class Inspection:
-    """The first pass: what the file holds, checked to be storable."""
+    """The first pass: what the file holds, checked to be storable.
+
+    A bad line costs whatever depends on it: the checkpoints that follow a bad one, the events that need them.
+    A thread whose head is lost that way ends with the newest checkpoint that could be read.
+    """
 
     def __init__(self, lines: IO[bytes], name: str, histories: HistoryWriter) -> None:
+        self.bad = BadLines()
+        self.bad_numbers: set[int] = set()
         self._history = histories
-        self._bad: list[str] = []
-        self._bad_count = 0
         self._lengths: dict[str, dict[str, int]] = {}
         self._owners: dict[str, tuple[str, str]] = {}
-        self._parents: list[tuple[int, str]] = []
+        self._places: dict[str, tuple[int, str | None]] = {}
+        """Line number and parent of each checkpoint, in the order of the file."""
         self._rewinds: dict[str, tuple[str, str]] = {}
         self._events: dict[str, tuple[str, str]] = {}
+        self._needs: list[tuple[int, EventLine | RefLine]] = []
+        """Lines that refer to checkpoints of earlier lines, with their numbers."""
         self._threads: dict[tuple[str, str], tuple[int, ThreadLine]] = {}
         self._end: End | None = None
-        self._is_started = False
-        for number, text in numbered(lines):
-            try:
-                self._line(number, read_line(text))
-            except (msgspec.MsgspecError, TreeringError, ValueError) as error:
-                self._complain(number, str(error))
-                if not self._is_started:
-                    break
+        self._is_started = self._is_cut_off = False
+        self._read(lines)
         self._check_whole(name)
-        self._refuse_bad(name)
+        self._drop_orphans()
+        self._find_heads()
+        self._drop_dependents()
         self.stored = self._stored()
         self.new = self._owners.keys() - self.stored
         self.new_rewinds = self._rewinds.keys() - {
@@ -219,7 +227,24 @@ class Inspection:
                 reports.append(
                     FileReport(path=name, holds=holds, found=len(all_of), new=len(new), known=known)
                 )
+        if self.bad.count:
+            count = self.bad.count
+            reports.append(
+                FileReport(path=name, holds="bad lines", found=count, left_out=count, bad=self.bad.named)
+            )
         return tuple(reports)
+
+    def _read(self, lines: IO[bytes]) -> None:
+        last = 0
+        for number, text in numbered(lines):
+            last, before = number, self.bad.count
+            with self.bad.skipping("", number):
+                self._line(number, read_line(text))
+            if self.bad.count > before:
+                self.bad_numbers.add(number)
+                if not self._is_started:
+                    return
+        self._is_cut_off = self._end is None and not (last in self.bad_numbers and _ends_a_line(lines))
 
     def _line(self, number: int, line: Line) -> None:
         if isinstance(line, Start):
@@ -246,6 +271,8 @@ class Inspection:
             case EventLine():
                 event_of(line)
                 self._lists(line)
+                if line.lists:
+                    self._needs.append((number, line))
                 self._events[line.id] = line.thread, line.namespace
             case RefLine():
                 if not line.name.startswith(subgraph_refs(line.thread, line.namespace)):
@@ -254,6 +281,7 @@ class Inspection:
                     )
                 if self._owners.get(line.checkpoint) != (line.thread, line.namespace):
                     raise InvalidInput(f"the head {line.checkpoint!r} is not a checkpoint of an earlier line")
+                self._needs.append((number, line))
             case End():
                 self._end = line
 
@@ -264,11 +292,8 @@ class Inspection:
         if day_of(created_at_us(line.id)) != day_of(time_us(line.created_at)):
             raise InvalidInput(f"checkpoint {line.id!r} has an id of another day")
         known = self._lengths.get(line.parent or "", {})
-        if line.parent is not None:
-            if line.parent >= line.id:
-                raise InvalidInput(f"checkpoint {line.id!r} is older than its parent")
-            if line.parent not in self._owners:
-                self._parents.append((number, line.parent))
+        if line.parent is not None and line.parent >= line.id:
+            raise InvalidInput(f"checkpoint {line.id!r} is older than its parent")
         for name, change in line.lists.items():
             if change.keep < 0 or (line.parent in self._lengths and change.keep > known.get(name, 0)):
                 raise InvalidInput(
@@ -277,6 +302,7 @@ class Inspection:
         check_values(line)
         if line.snapshot is not None:
             parse_address(line.snapshot)
+        self._places[line.id] = number, line.parent
         self._owners[line.id] = line.thread, line.namespace
         self._lengths[line.id] = {name: each.keep + len(each.add) for name, each in line.lists.items()}
 
@@ -290,41 +316,71 @@ class Inspection:
                 )
 
     def _check_whole(self, name: str) -> None:
-        for number, line in self._threads.values():
-            if line.head not in self._owners:
-                self._complain(number, f"the head {line.head!r} of thread {line.thread!r} is not in the file")
-        if self._bad_count:
-            return
         if not self._is_started:
-            raise InvalidInput(f"{name} is empty; nothing was imported")
-        if self._end is None:
+            why = f" ({self.bad.named[0]})" if self.bad.count else ""
+            raise InvalidInput(f"{name} is not a history exported by `treering export`{why}")
+        if self._is_cut_off:
             raise InvalidInput(
                 f"{name} ends early: its last line is missing; nothing was imported, export again"
             )
-        if (self._end.threads, self._end.checkpoints) != (len(self._threads), len(self._owners)):
+        found = len(self._threads), len(self._owners)
+        if (
+            self._end is not None
+            and not self.bad.count
+            and (self._end.threads, self._end.checkpoints) != found
+        ):
             raise InvalidInput(
                 f"{name} should hold {self._end.checkpoints} checkpoints of {self._end.threads} threads and "
                 f"has {len(self._owners)} of {len(self._threads)}; nothing was imported, export again"
             )
-        if self._parents:
-            there = self._history.owners(parent for _, parent in self._parents)
-            for number, parent in self._parents:
-                if parent not in there:
-                    self._complain(
-                        number, f"the parent {parent!r} is neither in an earlier line nor in the store"
-                    )
 
-    def _complain(self, number: int, why: str) -> None:
-        self._bad_count += 1
-        if len(self._bad) < _SHOWN:
-            self._bad.append(f"  line {number}: {why}")
+    def _drop_orphans(self) -> None:
+        """Leave out checkpoints whose parent is nowhere."""
+        elsewhere = {parent for _, parent in self._places.values() if parent and parent not in self._owners}
+        there = self._history.owners(elsewhere)
+        for checkpoint, (number, parent) in self._places.items():
+            if parent is not None and parent not in self._owners and parent not in there:
+                self._drop(number, f"the parent {parent!r} is neither in an earlier line nor in the store")
+                del self._owners[checkpoint]
 
-    def _refuse_bad(self, name: str) -> None:
-        if self._bad_count:
-            more = [f"  ... and {self._bad_count - _SHOWN} more"] if self._bad_count > _SHOWN else []
-            raise InvalidInput(
-                "\n".join([f"{name}: {self._bad_count} bad line(s), nothing was imported", *self._bad, *more])
-            )
+    def _find_heads(self) -> None:
+        newest = {key: checkpoint for checkpoint, key in self._owners.items()} if self.bad.count else {}
+        for key, (number, line) in list(self._threads.items()):
+            if line.head in self._owners:
+                continue
+            why = f"the head {line.head!r} of thread {line.thread!r} is not in the file, or cannot be read"
+            head = newest.get(key)
+            if head is None:
+                self._drop(number, f"{why}; the thread is left out")
+                del self._threads[key]
+            else:
+                self._drop(number, f"{why}; the thread ends with {head!r}")
+                self._threads[key] = number, msgspec.structs.replace(line, head=head)
+
+    def _drop_dependents(self) -> None:
+        """Leave out threads without a head, and what needs a checkpoint that cannot be read."""
+        if not self.bad.count:
+            return
+        past: set[str | None] = set()
+        for checkpoint, (_, parent) in reversed(self._places.items()):
+            if checkpoint in past or self._owners.get(checkpoint) in self._threads:
+                past.add(parent)
+            else:
+                self._owners.pop(checkpoint, None)
+        for number, line in self._needs:
+            is_event = isinstance(line, EventLine)
+            needed = {each.checkpoint for each in line.lists.values()} if is_event else {line.checkpoint}
+            if lost := needed - self._owners.keys():
+                self._drop(number, f"it needs the checkpoint {min(lost)!r}, which cannot be read")
+                if is_event:
+                    del self._events[line.id]
+        kept = {*self._owners.values(), *self._threads}
+        self._events = {each: key for each, key in self._events.items() if key in kept}
+        self._rewinds = {each: key for each, key in self._rewinds.items() if key in kept}
+
+    def _drop(self, number: int, why: str) -> None:
+        self.bad_numbers.add(number)
+        self.bad.add(f"line {number}", why)
 
     def _stored(self) -> set[str]:
         there = self._history.owners(self._owners)
@@ -354,18 +410,23 @@ def import_jsonl(
     *,
     on_progress: Progress | None = None,
     dry_run: bool = False,
+    strict: bool = False,
 ) -> ImportReport:
     """Import the histories of a file, given by path or as a binary stream. What is stored already stays as it
     is.
 
-    Raises `InvalidInput` with the numbers of bad lines before anything is written.
+    A line that cannot be read is skipped, with what depends on it, and reported; with ``strict``, it raises
+    `InvalidInput` before anything is written.
     """
     with _opened(source) as (lines, name):
         histories = HistoryWriter(store)
         checked = Inspection(lines, name, histories)
+        report = report_of("jsonl", name, checked.report(name), dry_run=dry_run)
+        if strict:
+            refuse_bad(report)
         if not dry_run and (checked.new or checked.new_rewinds or checked.new_events or checked.moving):
             _Import(lines, checked, histories, on_progress).run()
-        return ImportReport(importer="jsonl", source=name, dry_run=dry_run, files=checked.report(name))
+        return report
 
 
 @contextmanager
@@ -409,7 +470,9 @@ class _Import:
 
     def run(self) -> None:
         done = 0
-        for _, text in numbered(self._lines):
+        for number, text in numbered(self._lines):
+            if number in self._checked.bad_numbers:
+                continue
             line = read_line(text)
             if isinstance(line, CheckpointLine):
                 if line.id in self._checked.new:

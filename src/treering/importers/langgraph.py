@@ -23,13 +23,14 @@ from treering.core.clock import SystemClock
 from treering.errors import Corrupt, InvalidInput, MissingExtra, NotFound, Unreachable
 from treering.graphs.graph import Graphs
 from treering.graphs.step import GraphKey, writes_key
+from treering.importers.lines import BadLines, refuse_bad
 from treering.importers.registry import FileReport, ImportReport
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from treering.adapters.langgraph.values import ValueCodec
-    from treering.adapters.langgraph.writer import Writer
+    from treering.adapters.langgraph.writer import PutRequest, Writer
     from treering.importers.registry import Progress
     from treering.store import Store
 
@@ -263,8 +264,7 @@ def _decoded_record(codec: ValueCodec, form: str, data: Any, what: str) -> dict[
 
 def _damaged(what: str, form: str, why: str) -> InvalidInput:
     return InvalidInput(
-        f"{what} cannot be decoded as {form!r} ({why}); repair or delete it in the source (a copy will do) "
-        "and run the import again: what was imported before is skipped"
+        f"{what} cannot be decoded as {form!r} ({why}); repair it in the source and run the import again"
     )
 
 
@@ -290,13 +290,17 @@ def import_langgraph(
     allow: Collection[type | tuple[str, str]] = (),
     on_progress: Progress | None = None,
     dry_run: bool = False,
+    strict: bool = False,
 ) -> ImportReport:
     """Import all threads of a LangGraph checkpointer into a store, and count both sides.
 
     ``source`` is the path of a SqliteSaver's database or the ``postgresql://`` URL of a PostgresSaver's.
     Types of your own in the state are imported as the data that they held, unless ``allow`` names them. What
-    is in the store already is left as it is, so another run imports only what is new.
+    is in the store already is left as it is, so another run imports only what is new. A row that cannot be
+    decoded is skipped and reported.
     """
+    if strict:
+        refuse_bad(import_langgraph(source, store, namespace=namespace, allow=allow, dry_run=True))
     try:
         from treering.adapters.langgraph.reader import Reader
         from treering.adapters.langgraph.values import ValueCodec, closed_serde
@@ -332,6 +336,9 @@ class _Import:
         self._on_progress = on_progress
         self._dry_run = dry_run
         self._done = 0
+        self._bad = BadLines()
+        self._lost: set[str | tuple[str, str, int]] = set()
+        """Ids of checkpoints, and keys of writes, that cannot be decoded."""
         self._new = [0, 0]
         self._known = [0, 0]
 
@@ -339,6 +346,7 @@ class _Import:
         found = self._source.counts()
         for thread, subgraph in self._source.graphs():
             self._import(thread, subgraph, found[0])
+        lost = [found[which] - self._new[which] - self._known[which] for which in (0, 1)]
         return ImportReport(
             importer="langgraph",
             source=redacted(name),
@@ -350,9 +358,12 @@ class _Import:
                     found=found[which],
                     new=self._new[which],
                     known=self._known[which],
+                    left_out=lost[which],
+                    note=f"{lost[which]} cannot be read" if lost[which] else "",
                 )
                 for which, table in enumerate(("checkpoints", "writes"))
             ),
+            bad=self._bad.named,
         )
 
     def _import(self, thread: str, subgraph: str, total: int) -> None:
@@ -369,12 +380,13 @@ class _Import:
             if row.id in stored:
                 self._known[0] += 1
             else:
-                self._new[0] += 1
-                if not self._dry_run:
+                request = self._request(thread, key, row)
+                self._new[0] += request is not None
+                if request is not None and not self._dry_run:
                     if row.parent in parents and row.parent in writes:
                         # A second child: writes from before the first child were used up by the first.
-                        self._put_writes(key, writes[row.parent])
-                    self._put(thread, key, row)
+                        self._put_writes(key, self._decoded(key, writes[row.parent]))
+                    self._writer.put(self._codec, key, request)
             if row.parent is not None:
                 parents.add(row.parent)
             self._import_writes(key, writes.get(row.id, []))
@@ -390,30 +402,45 @@ class _Import:
         if not writes:
             return
         stored = self._stored(key, writes[0].checkpoint)
-        new = [each for each in writes if (each.task, each.index) not in stored]
-        self._known[1] += len(writes) - len(new)
+        unknown = [each for each in writes if (each.task, each.index) not in stored]
+        new = self._decoded(key, unknown)
+        self._known[1] += len(writes) - len(unknown)
         self._new[1] += len(new)
         if new and not self._dry_run:
             self._put_writes(key, new)
 
-    def _put(self, thread: str, key: GraphKey, row: Row) -> None:
+    def _request(self, thread: str, key: GraphKey, row: Row) -> PutRequest | None:
+        """Return what to save; ``None`` for a checkpoint that cannot be decoded."""
         from treering.adapters.langgraph.writer import PutRequest
 
-        checkpoint, metadata = self._source.content(thread, key.subgraph, row)
-        request = PutRequest(
-            thread=thread,
-            parent=row.parent,
-            checkpoint={"v": 1, "ts": "", "channel_versions": {}, "versions_seen": {}, **checkpoint},
-            metadata=metadata,
-            new_versions=checkpoint.get("channel_versions", {}),
-        )
-        self._writer.put(self._codec, key, request)
+        with self._bad.skipping(""):
+            checkpoint, metadata = self._source.content(thread, key.subgraph, row)
+            return PutRequest(
+                thread=thread,
+                parent=row.parent,
+                checkpoint={"v": 1, "ts": "", "channel_versions": {}, "versions_seen": {}, **checkpoint},
+                metadata=metadata,
+                new_versions=checkpoint.get("channel_versions", {}),
+            )
+        self._lost.add(row.id)
+        return None
 
-    def _put_writes(self, key: GraphKey, writes: list[Write]) -> None:
-        tasks: dict[tuple[str, str, str], list[tuple[str, int, Any]]] = {}
-        for each in sorted(writes, key=lambda write: write.index):
+    def _decoded(self, key: GraphKey, writes: list[Write]) -> list[tuple[Write, Any]]:
+        """Return the writes that can be decoded, with their values."""
+        found: list[tuple[Write, Any]] = []
+        for each in writes:
+            if (each.checkpoint, each.task, each.index) in self._lost:
+                continue
             what = f"a write of task {each.task!r} on checkpoint {each.checkpoint!r} of thread {key.thread!r}"
-            value = decoded(self._codec, each.form, each.data, what)
+            with self._bad.skipping(""):
+                found.append((each, decoded(self._codec, each.form, each.data, what)))
+                continue
+            self._lost.add((each.checkpoint, each.task, each.index))
+        return found
+
+    def _put_writes(self, key: GraphKey, writes: list[tuple[Write, Any]]) -> None:
+        tasks: dict[tuple[str, str, str], list[tuple[str, int, Any]]] = {}
+        for each, value in sorted(writes, key=lambda found: found[0].index):
             tasks.setdefault((each.checkpoint, each.task, each.path), []).append(
                 (each.channel, each.index, value)
             )
@@ -429,10 +456,14 @@ class _Import:
 
     def _verify(self, key: GraphKey, subgraph: str, rows: list[Row], writes: dict[str, list[Write]]) -> None:
         saved = {step.graph_id for step in self._graphs.steps(key, subgraph=subgraph)}
-        missing = sum(row.id not in saved for row in rows)
+        missing = sum(row.id not in saved and row.id not in self._lost for row in rows)
         for graph_id, each in writes.items():
             stored = self._stored(key, graph_id)
-            missing += sum((write.task, write.index) not in stored for write in each)
+            missing += sum(
+                (write.task, write.index) not in stored
+                and (write.checkpoint, write.task, write.index) not in self._lost
+                for write in each
+            )
         if missing:
             raise Corrupt(
                 f"thread {key.thread!r} lacks {missing} of its {len(rows)} checkpoints and their writes; "

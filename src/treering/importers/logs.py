@@ -16,8 +16,9 @@ import msgspec
 
 from treering.core.batch import NUMBER_BITS, Draft
 from treering.core.ids import check_id
-from treering.errors import InvalidInput, TreeringError
-from treering.importers.registry import FileReport, open_file
+from treering.errors import InvalidInput
+from treering.importers.lines import BadLines, raw_lines
+from treering.importers.registry import FileReport
 from treering.threads import chats, transcripts
 from treering.threads.line_files import LineFormat, ThreadLog, name_of
 
@@ -44,10 +45,11 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
     columns: dict[str, Any]
 
 
-class _Log(msgspec.Struct, kw_only=True):
-    lines: list[_Line] = []
-    bad: list[str] = []
-    is_torn: bool = False
+class _Log:
+    def __init__(self) -> None:
+        self.lines: list[_Line] = []
+        self.bad = BadLines()
+        self.is_torn = False
 
 
 def load_transcript(path: Path, store: Store, **options: Any) -> list[FileReport]:
@@ -86,9 +88,9 @@ def _load(
         store.commit(draft)
         if on_progress is not None:
             on_progress(min(start + _EVENTS_PER_COMMIT, len(new)), len(new))
-    notes = [f"{len(read.bad)} cannot be read"] if read.bad else []
+    notes = [f"{read.bad.count} cannot be read"] if read.bad.count else []
     notes += ["the last line is incomplete"] if read.is_torn else []
-    left_out = len(read.bad) + read.is_torn
+    left_out = read.bad.count + read.is_torn
     return [
         FileReport(
             path=str(path),
@@ -98,7 +100,7 @@ def _load(
             known=len(read.lines) - len(new),
             left_out=left_out,
             note="; ".join(notes),
-            bad=tuple(read.bad),
+            bad=read.bad.named,
         )
     ]
 
@@ -120,23 +122,20 @@ def _read(path: Path, of: ThreadName, format: LineFormat) -> _Log:
     log = _Log()
     seen: Counter[bytes] = Counter()
     key = b"\0".join((format.kind.encode(), of.namespace.encode(), of.thread.encode()))
-    with open_file(path) as file:
-        for number, raw in enumerate(file, 1):
-            text = raw.strip()
-            if not text:
-                continue
-            seen[text] += 1
-            try:
-                content, columns = format.parse(text)
-                if not 0 <= columns["ts_us"] < 1 << NUMBER_BITS:
-                    raise InvalidInput("the time is out of range")
-                name = format.name_of(text)
-            except (TreeringError, msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-                if raw.endswith(b"\n") or isinstance(error, (TreeringError, msgspec.ValidationError)):
-                    log.bad.append(f"line {number}: {error}")
-                else:
-                    log.is_torn = True
-                continue
+    for raw in raw_lines(path, with_torn=True):
+        if raw.is_torn:
+            log.is_torn = True
+            continue
+        text = raw.text.strip()
+        seen[text] += 1
+        with log.bad.skipping("", raw.number):
+            content, columns = format.parse(text)
+            if not 0 <= columns["ts_us"] < 1 << NUMBER_BITS:
+                raise InvalidInput("the time is out of range")
             digest = sha256(b"\0".join((key, b"%d" % seen[text], text))).hexdigest()
-            log.lines.append(_Line(id=f"imported-{digest[:32]}", name=name, content=content, columns=columns))
+            log.lines.append(
+                _Line(
+                    id=f"imported-{digest[:32]}", name=format.name_of(text), content=content, columns=columns
+                )
+            )
     return log

@@ -22,9 +22,9 @@ from treering.core.ids import check_id
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound
 from treering.importers.claude_code.turns import time_us
-from treering.importers.recording import BatchRecorder, decode_object
+from treering.importers.lines import BadLines, decode_object, raw_lines, refuse_bad
+from treering.importers.recording import BatchRecorder
 from treering.importers.registry import FileReport, ImportReport
-from treering.importers.sessions import raw_lines
 from treering.runs.run import Run, run_from_ref, run_ref
 from treering.runs.span import usage_of
 
@@ -76,11 +76,14 @@ def import_orchestrator_log(
     *,
     on_progress: Progress | None = None,
     dry_run: bool = False,
+    strict: bool = False,
 ) -> ImportReport:
     """Import a log file, or all ``*.jsonl`` files of a folder. A run may span several files."""
     path = Path(source)
     if not path.exists():
         raise NotFound(f"{str(source)!r} not found; pass a log file of the Orchestrator")
+    if strict:
+        refuse_bad(import_orchestrator_log(path, store, dry_run=True))
     files = [path] if path.is_file() else sorted(each for each in path.glob("*.jsonl") if each.is_file())
     if not files:
         raise NotFound(f"{path} contains no *.jsonl files")
@@ -100,7 +103,7 @@ def import_orchestrator_log(
         dry_run=dry_run,
         files=tuple(log.report(known) for log in logs),
         lines=sum(log.found for log in logs),
-        bad=tuple(each for log in logs for each in log.bad),
+        bad=tuple(each for log in logs for each in log.bad.named),
     )
 
 
@@ -110,19 +113,16 @@ class _LogFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lines: list[LogLine] = []
-        self.bad: list[str] = []
+        self.bad = BadLines()
         self.found = 0
         self._without_run = 0
         self._quiet = 0
         seen: Counter[bytes] = Counter()
-        for raw in raw_lines(path, path.stat().st_size):
+        for raw in raw_lines(path):
             self.found += 1
             seen[raw.text] += 1
-            try:
-                value = decode_object(raw.text)
-                self._add(value, raw.text, seen[raw.text])
-            except (msgspec.DecodeError, InvalidInput) as error:
-                self.bad.append(f"{path.name} line {raw.number}: {error}")
+            with self.bad.skipping(path.name, raw.number):
+                self._add(decode_object(raw.text), raw.text, seen[raw.text])
 
     def _add(self, value: dict[str, Any], text: bytes, times: int) -> None:
         run = _run_of(value)
@@ -138,7 +138,7 @@ class _LogFile:
         notes = {
             "without a run": self._without_run,
             "debug output": self._quiet,
-            "invalid": len(self.bad),
+            "invalid": self.bad.count,
         }
         return FileReport(
             path=self.path.name,

@@ -7,20 +7,13 @@ row of the journal never changes. **Invariant:** what has an id in ``known`` is 
 `BatchRecorder` takes the place of a `Recorder` for runs that ended long ago and writes them in a few commits,
 so importing writes the same rows as recording. It is also their clock, which shows the time of the line that
 is being read.
-
-Lines of other tools are not always valid JSON: JavaScript may cut text in the middle of a character and write
-a lone surrogate; Python writes ``NaN``. Such lines are read all the same (`decode_line`): a session must not
-lose a message because of half an emoji.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
 
 from treering.core.batch import Draft
 from treering.core.ids import MAX_ID_CHARS, check_id
@@ -201,22 +194,3 @@ class BatchRecorder:
                 write(draft)
             if not draft.is_empty:
                 store.commit(draft)
-
-
-def decode_line(text: bytes) -> Any:
-    """Decode a line. Raise `msgspec.DecodeError` if it is not JSON even by these rules."""
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            raise error from None
-
-
-def decode_object(text: bytes) -> dict[str, Any]:
-    """Decode a line that holds an object. Raise `msgspec.DecodeError` for anything else."""
-    value = decode_line(text)
-    if not isinstance(value, dict):
-        raise msgspec.DecodeError(f"expected an object, not a {type(value).__name__}")
-    return value  # pyright: ignore[reportUnknownVariableType] - JSON has text for keys

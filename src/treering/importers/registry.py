@@ -1,9 +1,9 @@
 """The registry of importers, the import of a folder part by part, and the report of an import.
 
 The command line offers the importers listed here. A source that is a folder has a table of its parts: file
-patterns with the loader of each. All parts are read before the first is written, so a file that cannot be
-read stops the import while nothing has changed. A part without a loader is counted and reported as not
-imported. Functions are named, not imported, so reading the tables costs nothing.
+patterns with the loader of each. All parts are read before the first is written. A file that cannot be read
+is left out and reported, as is a line that cannot be read (see `lines`). Functions are named, not imported,
+so reading the tables costs nothing.
 
 A report counts per file what was found, what is new and what was stored already. A dry run reports the same
 numbers as the real run that would follow. The importers of coding sessions also sum up tokens and costs by
@@ -22,7 +22,8 @@ import msgspec
 from treering.core.batch import Usage
 from treering.core.clock import day_of, to_datetime
 from treering.core.query import day_start_us
-from treering.errors import InvalidInput, NotFound, Unreachable
+from treering.errors import InvalidInput, NotFound
+from treering.importers.lines import UNREADABLE, refuse_bad
 from treering.runs.prices import prices
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ Root = Literal["data", "workspace"]
 
 
 class Importer(msgspec.Struct, frozen=True, kw_only=True):
-    """An importer: a function of ``(source, store, *, on_progress, dry_run)``."""
+    """An importer: a function of ``(source, store, *, on_progress, dry_run, strict)``."""
 
     name: str
     summary: str
@@ -43,15 +44,14 @@ class FolderPart(msgspec.Struct, frozen=True, kw_only=True):
     """Some files of a folder.
 
     ``load`` is called with ``(path, store, *, on_progress, dry_run, **options)`` for each file and returns
-    its `FileReport`s. Without it, ``count`` is called with the path and returns how much the file holds.
+    its `FileReport`s.
     """
 
     paths: tuple[str, ...]
     """Glob patterns, relative to the root."""
     holds: str
+    load: str
     root: Root = "data"
-    load: str | None = None
-    count: str | None = None
 
 
 IMPORTERS: Final = (
@@ -151,8 +151,11 @@ def importer(name: str) -> Importer:
     return next(each for each in IMPORTERS if each.name == name)
 
 
-_MAX_BAD: Final = 20
-NOT_YET: Final = "this version does not import these"
+_UNREADABLE: Final = "the file cannot be read"
+
+
+_Part = tuple[FolderPart, Path, str]
+"""A part, one of its files, and the path of that file as it is reported."""
 
 
 def import_folder(
@@ -174,56 +177,29 @@ def import_folder(
     if not found:
         expected = ", ".join(part.paths[0] for part in PARTS[name] if part.root in roots)
         raise NotFound(f"{source} has no data of {name} (looked for {expected})")
-    report = report_of(
-        name, source, _read(found, store, None, dry_run=True, options=options), dry_run=dry_run
-    )
+    parts, files = _check(found, store, options or {})
+    report = report_of(name, source, files)
     if strict:
         refuse_bad(report)
+    if not parts:
+        raise InvalidInput(f"{source}: {'; '.join(report.bad)}; nothing was imported")
     if not dry_run:
-        files = _read(found, store, on_progress, dry_run=False, options=options)
-        report = report_of(name, source, files, dry_run=dry_run)
+        unreadable = [each for each in files if each.note == _UNREADABLE]
+        loaded = [
+            each for part in parts for each in _load(part, store, on_progress, options or {}, dry_run=False)
+        ]
+        report = report_of(name, source, [*loaded, *unreadable], dry_run=False)
     return report
 
 
-def report_of(name: str, source: str, files: Iterable[FileReport], *, dry_run: bool) -> ImportReport:
+def report_of(name: str, source: str, files: Iterable[FileReport], *, dry_run: bool = True) -> ImportReport:
     """Return the report on some files, with all that could not be read."""
     files = tuple(files)
     bad = tuple(f"{file.path} {each}" for file in files for each in file.bad)
     return ImportReport(importer=name, source=source, dry_run=dry_run, files=files, bad=bad)
 
 
-def refuse_bad(report: ImportReport) -> ImportReport:
-    """Return the report of a dry run. Raise `InvalidInput` if anything could not be read."""
-    if report.bad:
-        more = len(report.bad) - _MAX_BAD
-        lines = [*report.bad[:_MAX_BAD], *([f"... and {more:,} more"] if more > 0 else [])]
-        raise InvalidInput(
-            f"{report.source}: {len(report.bad):,} cannot be read, and nothing was imported (strict)\n"
-            + "\n".join(f"  {each}" for each in lines)
-        )
-    return report
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file."""
-    with open_file(path) as file:
-        data = file.read()
-    try:
-        return msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        raise InvalidInput(f"{path} is not JSON ({error}); repair it, nothing was imported") from None
-
-
-def open_file(path: Path) -> Any:
-    """Open a file for reading bytes."""
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise Unreachable(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def _found(name: str, roots: Mapping[Root, Path]) -> Iterator[tuple[FolderPart, Path, str]]:
-    """Yield each part with its files, and the path of each as it is reported."""
+def _found(name: str, roots: Mapping[Root, Path]) -> Iterator[_Part]:
     for part in PARTS[name]:
         root = roots.get(part.root)
         if root is None:
@@ -237,27 +213,36 @@ def _found(name: str, roots: Mapping[Root, Path]) -> Iterator[tuple[FolderPart, 
                     yield part, path, shown if part.root == "data" else f"{part.root}/{shown}"
 
 
-def _read(
-    found: list[tuple[FolderPart, Path, str]],
+def _check(
+    found: list[_Part], store: Store, options: Mapping[str, Any]
+) -> tuple[list[_Part], list[FileReport]]:
+    """Read all parts without writing. Return those that can be read, and the reports on all."""
+    readable: list[_Part] = []
+    files: list[FileReport] = []
+    for each in found:
+        part, path, shown = each
+        try:
+            files += _load(each, store, None, options, dry_run=True)
+            readable.append(each)
+        except UNREADABLE as error:
+            why = str(error).removeprefix(str(path)).lstrip(": ")
+            files.append(
+                FileReport(path=shown, holds=part.holds, found=1, left_out=1, note=_UNREADABLE, bad=(why,))
+            )
+    return readable, files
+
+
+def _load(
+    each: _Part,
     store: Store,
     on_progress: Progress | None,
+    options: Mapping[str, Any],
     *,
     dry_run: bool,
-    options: Mapping[str, Any] | None,
-) -> tuple[FileReport, ...]:
-    reports: list[FileReport] = []
-    for part, path, shown in found:
-        if part.load is not None:
-            made = load_function(part.load)(
-                path, store, on_progress=on_progress, dry_run=dry_run, **(options or {})
-            )
-            reports += [msgspec.structs.replace(each, path=shown) for each in made]
-        elif part.count is not None:
-            count = load_function(part.count)(path)
-            reports.append(
-                FileReport(path=shown, holds=part.holds, found=count, left_out=count, note=NOT_YET)
-            )
-    return tuple(reports)
+) -> list[FileReport]:
+    part, path, shown = each
+    made = load_function(part.load)(path, store, on_progress=on_progress, dry_run=dry_run, **options)
+    return [msgspec.structs.replace(file, path=shown) for file in made]
 
 
 def added(one: Usage | None, other: Usage) -> Usage:

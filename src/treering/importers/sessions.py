@@ -10,7 +10,7 @@ is written with the last rows, so a session whose import was interrupted is read
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +23,8 @@ from treering.core.ids import Scope, thread_key
 from treering.core.query import EventQuery, each_record
 from treering.errors import Conflict, InvalidInput, Unreachable
 from treering.importers.history_writer import HistoryWriter, ImportedCheckpoint, ImportedHead, ImportedList
-from treering.importers.recording import BatchRecorder, SessionRecorder, decode_line
+from treering.importers.lines import BadLines, RawLine
+from treering.importers.recording import BatchRecorder, SessionRecorder
 from treering.importers.registry import FileReport, ImportReport, Spent, Tally
 from treering.runs.run import Run
 from treering.threads.checkpoint import PREFIX
@@ -41,13 +42,6 @@ _IMPORTER: Final = "importer"
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _CHARS: Final = 26
 _DIGEST_BYTES: Final = 10
-
-
-class RawLine(msgspec.Struct, frozen=True):
-    """A line of a file."""
-
-    number: int
-    text: bytes
 
 
 class FilesStamp(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +86,7 @@ class SessionImporter:
         self._tally = Tally()
         self._counts: dict[str, dict[str, Counter[str]]] = {}
         self._unknown: Counter[str] = Counter()
-        self._bad: list[str] = []
+        self._bad: list[tuple[str, BadLines]] = []
         self._continued: Counter[str] = Counter()
         self._foreign: Counter[str] = Counter()
         self._lines = 0
@@ -112,8 +106,12 @@ class SessionImporter:
         sizes = {path: paths[path.name][0] for path in files}
         reading = reader(session, sizes, is_quiet=quiet)
         reading.read()
-        self._bad += [f"{group}/{each}" for each in reading.bad]
-        if before is None and (reading.lines or reading.bad) and reading.unknown.total() == reading.lines:
+        self._bad.append((group, reading.bad))
+        if (
+            before is None
+            and (reading.lines or reading.bad.count)
+            and reading.unknown.total() == reading.lines
+        ):
             self._foreign[group] += 1
             self._count(group, "sessions", found=1, left=1)
             return
@@ -151,7 +149,9 @@ class SessionImporter:
                 f"{source} has no line of {self._tool}; nothing was imported. "
                 "`treering import --help` lists what can be imported"
             )
-        bad = Counter(each.partition("/")[0] for each in self._bad)
+        bad: Counter[str] = Counter()
+        for project, found in self._bad:
+            bad[project] += found.count
         reports: list[FileReport] = []
         for project, kinds in sorted(self._counts.items()):
             for holds, counts in sorted(kinds.items(), reverse=True):
@@ -187,7 +187,7 @@ class SessionImporter:
             lines=self._lines,
             seconds=seconds,
             unknown=dict(self._unknown),
-            bad=tuple(self._bad),
+            bad=tuple(f"{group}/{each}" for group, found in self._bad for each in found.named),
             spent=self._tally.spent,
         )
 
@@ -207,7 +207,7 @@ class SessionReader:
         self.known = 0
         self.left = 0
         """The number of lines that wait for something that is not written yet."""
-        self.bad: list[str] = []
+        self.bad = BadLines()
         self.unknown: Counter[str] = Counter()
         self.turns: list[Turn] = []
         self.project = ""
@@ -425,21 +425,6 @@ def stat_files(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def raw_lines(path: Path, size: int) -> Iterator[RawLine]:
-    """Iterate over the complete lines of a file, up to a size that was read before.
-
-    A last line that is cut off is still being written, and is left for the next import.
-    """
-    try:
-        with path.open("rb") as file:
-            data = file.read(size)
-    except OSError as error:
-        raise Unreachable(f"{path} cannot be read: {error.strerror or error}") from error
-    for number, text in enumerate(data.splitlines(keepends=True), 1):
-        if text.strip() and (text.endswith(b"\n") or _is_json(text)):
-            yield RawLine(number, text.rstrip(b"\r\n"))
-
-
 def is_quiet(files: Mapping[str, tuple[int, int]], now_us: int) -> bool:
     """Return whether nothing was written to a session for a while."""
     newest = max((changed_ns for _, changed_ns in files.values()), default=0)
@@ -449,14 +434,6 @@ def is_quiet(files: Mapping[str, tuple[int, int]], now_us: int) -> bool:
 def title_of(text: Any) -> str:
     """Return the start of a text, in one line."""
     return " ".join(str(text).split())[:_TITLE_CHARS]
-
-
-def _is_json(text: bytes) -> bool:
-    try:
-        decode_line(text)
-    except msgspec.DecodeError:
-        return False
-    return True
 
 
 def _title(said: Sequence[Mapping[str, Any]]) -> str | None:

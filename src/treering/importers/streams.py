@@ -27,7 +27,8 @@ from treering.importers.claude_code.turns import (
     read_line,
     time_us,
 )
-from treering.importers.recording import SessionRecorder, decode_line, span_label
+from treering.importers.lines import decode_line
+from treering.importers.recording import SessionRecorder, span_label
 from treering.importers.registry import added, covers, without
 
 if TYPE_CHECKING:

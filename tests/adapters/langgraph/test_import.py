@@ -6,6 +6,7 @@ import operator
 import sqlite3
 from typing import Annotated, TypedDict
 
+import msgspec
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.channels.delta import DeltaChannel
@@ -184,7 +185,7 @@ def test_what_is_no_saver_is_refused(tmp_path):
         "UPDATE writes SET type = 'msgpack', value = x'c1c1' WHERE rowid = 3",
     ],
 )
-def test_a_damaged_row_is_named_and_what_came_before_it_stays(sqlite_source, tmp_path, damage):
+def test_a_damaged_row_is_named_and_costs_only_itself(sqlite_source, tmp_path, damage):
     path, saver = sqlite_source
     with saver.conn as connection:
         assert connection.execute(damage).rowcount == 1
@@ -193,5 +194,16 @@ def test_a_damaged_row_is_named_and_what_came_before_it_stays(sqlite_source, tmp
         ).fetchone()
     with treering.open(tmp_path / "store") as store:
         with pytest.raises(InvalidInput, match=damaged):
-            import_langgraph(path, store)
+            import_langgraph(path, store, strict=True)
+        assert store.stats().rows["events"] == 0
+        would = import_langgraph(path, store, dry_run=True)
+        report = import_langgraph(path, store)
+        assert [msgspec.structs.astuple(each) for each in report.files] == [
+            msgspec.structs.astuple(each) for each in would.files
+        ]
+        table = damage.split()[1]
+        assert [each.left_out for each in report.files if each.path == table] == [1]
+        assert [damaged in each for each in report.bad] == [True]
+        assert all(each.found == each.new + each.left_out for each in report.files)
+        assert import_langgraph(path, store).new == 0
         assert store.verify().ok

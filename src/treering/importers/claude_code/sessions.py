@@ -29,16 +29,9 @@ from treering.importers.claude_code.turns import (
     ClaudeTurn,
     read_line,
 )
-from treering.importers.recording import decode_object, span_label
-from treering.importers.sessions import (
-    ImportedSession,
-    RawLine,
-    SessionImporter,
-    SessionReader,
-    Turn,
-    raw_lines,
-    title_of,
-)
+from treering.importers.lines import RawLine, decode_object, raw_lines, refuse_bad
+from treering.importers.recording import span_label
+from treering.importers.sessions import ImportedSession, SessionImporter, SessionReader, Turn, title_of
 
 if TYPE_CHECKING:
     from treering.importers.registry import ImportReport, Progress
@@ -71,6 +64,7 @@ def import_claude_code(
     *,
     on_progress: Progress | None = None,
     dry_run: bool = False,
+    strict: bool = False,
     is_over: bool = False,
 ) -> ImportReport:
     """Import a folder of projects, the folder of one project, or the file of one session.
@@ -80,6 +74,8 @@ def import_claude_code(
     path = Path(source).expanduser()
     if not path.exists():
         raise NotFound(f"{str(source)!r} not found; Claude Code keeps its sessions in {DEFAULT}")
+    if strict:
+        refuse_bad(import_claude_code(path, store, dry_run=True, is_over=is_over))
     began = time.perf_counter()
     found = [files for files in find_sessions(path) if files.paths]
     if not found:
@@ -179,18 +175,15 @@ class ClaudeSession(SessionReader):
         early: list[tuple[RawLine, ClaudeLine]] = []
         at_us = 0
         for raw in raw_lines(path, self._sizes[path]):
-            try:
+            with self.bad.skipping(path.name, raw.number):
                 line = read_line(raw.text)
-            except msgspec.DecodeError as error:
-                self.bad.append(f"{path.name} line {raw.number}: {error}")
-                continue
-            at_us = line.ts_us or at_us
-            if not at_us:
-                early.append((raw, line))
-                continue
-            found.extend(self._line(path, *each, at_us) for each in early)
-            early.clear()
-            found.append(self._line(path, raw, line, at_us))
+                at_us = line.ts_us or at_us
+                if not at_us:
+                    early.append((raw, line))
+                    continue
+                found.extend(self._line(path, *each, at_us) for each in early)
+                early.clear()
+                found.append(self._line(path, raw, line, at_us))
         changed_us = path.stat().st_mtime_ns // 1000
         return found + [self._line(path, raw, line, changed_us) for raw, line in early]
 

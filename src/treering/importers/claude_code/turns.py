@@ -20,7 +20,7 @@ import msgspec
 
 from treering.core.batch import Usage
 from treering.core.clock import from_datetime
-from treering.importers.recording import decode_object
+from treering.importers.lines import decode_object
 from treering.importers.registry import added
 
 if TYPE_CHECKING:
