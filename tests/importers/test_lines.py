@@ -1,4 +1,4 @@
-"""Lines that cannot be read are skipped, counted and named by every importer; a strict import refuses them."""
+"""Lines that cannot be read are skipped, counted and named by every importer; a strict one refuses them."""
 
 from __future__ import annotations
 
