@@ -287,7 +287,10 @@ class Store:
         return self._recorder
 
     def flush(self) -> None:
-        """Wait until everything recorded so far is durable."""
+        """Wait until everything recorded so far is durable.
+
+        If that has failed for 30 seconds, raise the store's error, such as `StoreFull`; it is retried.
+        """
         if self._recorder is not None:
             self._recorder.flush()
 

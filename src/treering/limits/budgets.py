@@ -314,6 +314,8 @@ def _budget_from_ref(ref: Ref) -> SharedBudget:
 
 
 REFRESH_SECONDS: Final = 5.0
+_PATIENCE_SECONDS: Final = 2.0
+"""How long a store may fail to write before a call goes on without counting what was just recorded."""
 _MAX_RAISED: Final = 10_000
 
 
@@ -344,9 +346,16 @@ class Guard:
         applicable = [budget for budget in self._budgets if budget.applies_to(caller)]
         if not applicable:
             return
-        self._recorder.flush()
+        try:
+            self._recorder.flush(patience=_PATIENCE_SECONDS)
+        except TreeringError as error:  # the budgets apply to what is committed
+            log.warning("what was recorded cannot be written, so budgets do not count it yet: %s", error)
         for budget in applicable:
-            usage = self._shared.usage_of(budget, caller)
+            try:
+                usage = self._shared.usage_of(budget, caller)
+            except TreeringError as error:
+                log.warning("budget %s cannot be checked, so the call is made: %s", budget.name, error)
+                continue
             if usage is not None and usage.share >= budget.warn_at:
                 self._raise_alert(usage, caller, context.writer.scope)
                 if usage.is_used_up and budget.action == "stop":
@@ -395,4 +404,8 @@ class Guard:
             agent=caller.agent if is_private or budget.per == "agent" else budget.agent,
             figures={"used": usage.used, "limits": usage.limits, "currency": budget.currency},
         )
-        raise_alert(self._engine, self._space, raised, scope=scope if is_private else LEDGER)
+        try:
+            raise_alert(self._engine, self._space, raised, scope=scope if is_private else LEDGER)
+        except TreeringError as error:  # it is raised again at the next call
+            self._raised.discard(alert)
+            log.warning("alert %s cannot be recorded: %s", raised.message, error)

@@ -6,6 +6,10 @@ up, the agent waits. **Invariant:** everything queued is written before `flush` 
 the process exits normally (including by SIGTERM), or those calls raise the error, which is also warned about
 immediately. Nothing is dropped silently.
 
+A store that cannot be written now (a full disk, a server that is away) stops no agent. What was recorded
+waits in the queue and is written once that succeeds; meanwhile `flush` raises the store's error when it has
+been failing for half a minute. If the queue is full by then, what is recorded further is lost, and reported.
+
 The thread also holds a lease for its process. A run names the recorders that write to it, so a running run
 whose recorders' leases have expired is known to have crashed (`treering.runs.listing` has the rule).
 """
@@ -24,7 +28,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
 from treering.core.batch import Draft
 from treering.core.ids import new_id
@@ -48,9 +52,14 @@ LINGER_SECONDS: Final = 0.02
 """How long the first write of a batch waits for others."""
 LEASE_SECONDS: Final = 30.0
 _RENEW_SECONDS: Final = LEASE_SECONDS / 3
+_LOOK_SECONDS: Final = 0.1
+"""How often a thread that waits looks whether the store is failing."""
 _FIRST_RETRY_SECONDS: Final = 0.05
 _MAX_RETRY_SECONDS: Final = 2.0
 _GIVE_UP_SECONDS: Final = 30.0
+"""How long a store may fail before `Recorder.flush` and `Recorder.close` raise its error."""
+_MOST_FAILURES: Final = 100
+"""Errors kept for the next flush; they are all of one kind when a store fails for long."""
 
 
 RowWriter = Callable[[Draft], None]
@@ -96,12 +105,15 @@ class Recorder:
         self._lease: Lease | None = None
         self._renew_at = 0.0
         self._failures: list[Exception] = []
+        self._failing: _Failing | None = None
+        """``None`` if the last attempt to write succeeded."""
+        self._retry_now = threading.Event()
 
     def put(self, write: RowWriter) -> None:
         """Queue rows to be written. Blocks only while the queue is full."""
         queue = self._queue
-        if len(queue) >= QUEUE_LIMIT:
-            self._wait_for_room()
+        if len(queue) >= QUEUE_LIMIT and not self._wait_for_room():
+            return
         queue.append(write)
         if self._thread is None:
             self._start_thread()
@@ -117,15 +129,31 @@ class Recorder:
             self._start_thread()
         return self.id
 
-    def flush(self) -> None:
-        """Wait until everything queued before is durable; raise what could not be written."""
+    def flush(self, *, patience: float = _GIVE_UP_SECONDS) -> None:
+        """Wait until everything queued before is durable; raise what could not be written.
+
+        If the store has been failing for ``patience`` seconds, raise its error (`StoreFull`, say). What was
+        recorded stays queued, and is written once that succeeds.
+        """
         if self._thread is not None:
             marker = _FlushMarker()
+            began = time.monotonic()
             self._queue.append(marker)
             self._flush_requested = True
             self._wake_up.set()
-            marker.reached.wait()
+            self._retry_now.set()
+            while not marker.reached.wait(_LOOK_SECONDS):
+                if (error := self._failed_for(patience, again_after=began)) is not None:
+                    count = len(self._queue)
+                    raise type(error)(f"{error} ({count:,} writes wait in memory and are retried)") from error
         self._raise_failure()
+
+    def _failed_for(self, seconds: float, *, again_after: float = 0.0) -> TreeringError | None:
+        """Return the store's error if every attempt to write failed for so long, the last one just now."""
+        failing = self._failing
+        if failing is None or failing.last < again_after or time.monotonic() - failing.first < seconds:
+            return None
+        return failing.error
 
     def close(self) -> None:
         """Write what is queued, then stop; raise what could not be written."""
@@ -142,12 +170,17 @@ class Recorder:
         """Start empty in a forked child; the parent writes what it had queued."""
         self._start()
 
-    def _wait_for_room(self) -> None:
+    def _wait_for_room(self) -> bool:
+        """Wait until the queue has room; ``False`` if the store has been failing for too long."""
         if threading.current_thread() is self._thread:
-            return
+            return True
         with self._has_room:
             while len(self._queue) >= QUEUE_LIMIT and self._thread is not None:
-                self._has_room.wait(0.1)
+                if (error := self._failed_for(_GIVE_UP_SECONDS)) is not None:
+                    self._report_loss(error)
+                    return False
+                self._has_room.wait(_LOOK_SECONDS)
+        return True
 
     def _start_thread(self) -> None:
         with self._start_lock:
@@ -190,31 +223,40 @@ class Recorder:
     def _commit(self, writes: Sequence[RowWriter]) -> None:
         """Commit writes together, with retries; when one of them is bad, commit each by itself."""
         pause = _FIRST_RETRY_SECONDS
-        deadline = time.monotonic() + _GIVE_UP_SECONDS
         draft = Draft(self._space)
         while True:
+            began = time.monotonic()
             try:
                 for write in writes:
                     write(draft)
                 if not draft.is_empty:
                     self._engine.commit(draft.batch())
+                    self._failing = None
             except Exception as error:  # noqa: BLE001 - the thread must survive, and the loss be reported
                 is_retryable = isinstance(error, TreeringError) and error.retryable
-                if is_retryable and not (self._is_closing and time.monotonic() > deadline):
-                    time.sleep(pause)
+                if isinstance(error, TreeringError) and is_retryable:
+                    now = time.monotonic()
+                    first = now if self._failing is None else self._failing.first
+                    self._failing = _Failing(first, began, error)
+                gives_up = self._is_closing and self._failed_for(_GIVE_UP_SECONDS) is not None
+                if is_retryable and not gives_up:
+                    self._retry_now.wait(pause)
+                    self._retry_now.clear()
                     pause = min(pause * 2, _MAX_RETRY_SECONDS)
                     draft = Draft(self._space, id=draft.id)
                     continue
-                if len(writes) == 1:
-                    self._report_loss(error)
+                if len(writes) == 1 or is_retryable:
+                    self._report_loss(error, len(writes))
                 else:
                     for write in writes:
                         self._commit([write])
             return
 
-    def _report_loss(self, error: Exception) -> None:
-        self._failures.append(error)
-        warnings.warn(f"an event could not be recorded: {error}", RuntimeWarning, stacklevel=2)
+    def _report_loss(self, error: Exception, count: int = 1) -> None:
+        if len(self._failures) < _MOST_FAILURES:
+            self._failures.append(error)
+        what = "an event" if count == 1 else f"{count:,} events"
+        warnings.warn(f"{what} could not be recorded: {error}", RuntimeWarning, stacklevel=2)
 
     def _renew_lease(self) -> None:
         now = time.monotonic()
@@ -237,6 +279,15 @@ class Recorder:
             finally:
                 self._lease = None
                 self._renew_at = 0.0
+
+
+class _Failing(NamedTuple):
+    """Attempts to write that failed, without one in between that succeeded."""
+
+    first: float
+    last: float
+    """When the last one began."""
+    error: TreeringError
 
 
 class _FlushMarker:

@@ -15,6 +15,7 @@ token, so a search in one namespace is an AND over two columns and reads only th
 from __future__ import annotations
 
 import errno
+import os
 import sqlite3
 import threading
 import time
@@ -230,26 +231,61 @@ def open_sqlite(
     traces = traces_of(folder)
     refuse_lost(path, traces)
     clock = clock or SystemClock()
-    database = SqliteDatabase(path, durability=durability, clock=clock)
     last = LastCommit(path, is_durable=durability == "full")
+    try:
+        if _is_unwritable(path):
+            raise ReadOnly(f"{path} cannot be written; check the mount and its permissions")
+        database = _open_database(path, path, last, traces, durability, clock, phrases)
+    except (ReadOnly, StoreFull) as error:
+        if not path.exists() or not path.stat().st_size:
+            raise
+        from treering.engines.sqlite.read_only import DatabaseCopy, ReadingEngine
+
+        copy = DatabaseCopy(path, error)
+        try:
+            database = _open_database(path, copy.path, last, traces, "fast", clock, phrases)
+        except NotFound:
+            raise error from None
+        return ReadingEngine(database, blobs, last, copy)
+    return SqliteEngine(database, blobs, last)
+
+
+def _is_unwritable(path: Path) -> bool:
+    """Whether this process cannot write a database that exists."""
+    return path.exists() and not (os.access(path.parent, os.W_OK) and os.access(path, os.W_OK))
+
+
+def _open_database(
+    original: Path,
+    path: Path,
+    last: LastCommit,
+    traces: Sequence[str],
+    durability: Durability,
+    clock: Clock,
+    phrases: Callable[[], Sequence[str]],
+) -> SqliteDatabase:
+    """Open a database, or its copy at ``path``; create what is missing of the original."""
+    database = SqliteDatabase(path, durability=durability, clock=clock)
     try:
         recorded = last.recorded()
         with database.exclusively() as connection:
             if schema.read_info(connection, "sqlite") is None:
                 if traces:
-                    raise lost(path, "has no tables", traces)
+                    raise lost(original, "has no tables", traces)
+                if path != original:
+                    raise NotFound(f"{original} has no tables")
             elif (damage := last.missing(connection, recorded)) is not None:
                 raise last.refuse(damage)
             database.set_modes(connection)
             info = schema.ensure_schema(
                 connection, "sqlite", location=str(database.path), store_id=new_id(), phrases=phrases
             )
-        mark(path, info.store_id or "", clock)
+        mark(original, info.store_id or "", clock, writable=path == original)
         database.dictionary.define(decode_phrases(info.dictionary or "[]"))
     except BaseException:
         database.close()
         raise
-    return SqliteEngine(database, blobs, last)
+    return database
 
 
 def refuse_network(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> None:

@@ -34,6 +34,7 @@ from treering.errors import Corrupt, TreeringError
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Sequence
 
     from treering.core.clock import Clock
 
@@ -81,7 +82,7 @@ def traces_of(folder: Path) -> list[str]:
     return [name for name, files in _LEFT_BEHIND.items() if any(folder.glob(f"{name}/{files}"))]
 
 
-def refuse_lost(path: Path, traces: list[str]) -> None:
+def refuse_lost(path: Path, traces: Sequence[str]) -> None:
     """Raise `Corrupt` if the database is missing or empty in a folder that held a store.
 
     ``traces`` were looked for before: another process may just be creating the store.
@@ -90,15 +91,17 @@ def refuse_lost(path: Path, traces: list[str]) -> None:
         raise lost(path, "is empty" if path.exists() else "is missing", traces)
 
 
-def lost(path: Path, what: str, traces: list[str]) -> Corrupt:
+def lost(path: Path, what: str, traces: Sequence[str]) -> Corrupt:
     """Return the error for a database that holds nothing."""
     return Corrupt(f"{path} {what}, but its folder held a store ({', '.join(traces)}); {_RESTORE}")
 
 
-def mark(path: Path, store_id: str, clock: Clock) -> None:
+def mark(path: Path, store_id: str, clock: Clock, *, writable: bool) -> None:
     """Write the marker of a store that has none; raise `Corrupt` if the folder is that of another store."""
     found = store_of(path.parent)
     if found is None:
+        if not writable:
+            return
         hit(CREATED)
         data = json.dumps({"store": store_id, "marked_at": to_iso(clock.now_us())}).encode() + b"\n"
         files.write_durably(path.with_name(MARKER), data)
