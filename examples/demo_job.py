@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 import treering
-from treering.agent import Context, create_agent
+from treering.agent import Context, create_agent, tool
 
 LEAD, CODER = "slugs/lead", "slugs/coder"
 GOAL = "We need a function that makes the slug of a URL out of a title."
@@ -102,10 +102,11 @@ class Job:
 
     def ask(self, agent: str, thread: str, prompt: str | None) -> str:
         """Let an agent answer, or (without a prompt) finish its unfinished turn."""
+        tools = [self.delegate, self.run_tests] if agent == "lead" else [self.write_file, self.run_tests]
         made = create_agent(
             name=agent,
             model=lead_model if agent == "lead" else coder_model,
-            tools=[self.delegate, self.run_tests] if agent == "lead" else [self.write_file, self.run_tests],
+            tools=[tool(each, replay="safe") for each in tools],  # none of them does harm when made twice
             checkpointer=self.store,
         )
         return made.generate(thread_id=thread, prompt=prompt, checkpoint_after_tool_call=True).text

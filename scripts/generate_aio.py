@@ -74,6 +74,12 @@ TWINS: Final = (
         twin="AsyncAlerts",
         direct=frozenset({"watch"}),
     ),
+    Twin(
+        module="treering.effects.effects",
+        name="Effects",
+        twin="AsyncEffects",
+        direct=frozenset({"put"}),
+    ),
     Twin(module="treering.threads.transcripts", name="Transcript", twin="AsyncTranscript"),
     Twin(module="treering.threads.chats", name="ChatLog", twin="AsyncChatLog"),
     Twin(

@@ -23,6 +23,7 @@ from treering.core.engine import Engine
 from treering.core.records import Checked
 from treering.core.retention import Keep
 from treering.core.storage import Blobs
+from treering.effects.effects import Attempt, Effect, Effects, Intent, Status
 from treering.limits.alerts import Alert, AlertPage, AlertRule, Alerts, AlertWatch, What
 from treering.limits.budgets import Action, BudgetUsage, Caller, Every, Per, SharedBudget, SharedBudgets
 from treering.limits.tool_budgets import Budgets
@@ -180,6 +181,11 @@ class AsyncStore:
     def schedules(self) -> AsyncSchedules:
         """Async twin of `Store.schedules`."""
         return AsyncSchedules(self._store.schedules, self._bridge)
+
+    @property
+    def effects(self) -> AsyncEffects:
+        """Async twin of `Store.effects`."""
+        return AsyncEffects(self._store.effects, self._bridge)
 
     def run(
         self,
@@ -392,6 +398,7 @@ class AsyncThread:
         workspace: str | Path | None = None,
         exclude: Sequence[str] = (),
         include: Sequence[str] = (),
+        effects: Sequence[Intent] = (),
     ) -> AsyncCheckpoint:
         """Async twin of `Thread.checkpoint`."""
         return AsyncCheckpoint(
@@ -409,6 +416,7 @@ class AsyncThread:
                 workspace=workspace,
                 exclude=exclude,
                 include=include,
+                effects=effects,
             ),
             self._bridge,
         )
@@ -421,6 +429,7 @@ class AsyncThread:
         note: str | None = None,
         tags: Sequence[str] = (),
         on_conflict: Literal["raise", "fork", "retry"] = "raise",
+        effects: Sequence[Intent] = (),
     ) -> AsyncCheckpoint:
         """Async twin of `Thread.append`."""
         return AsyncCheckpoint(
@@ -432,6 +441,7 @@ class AsyncThread:
                 note=note,
                 tags=tags,
                 on_conflict=on_conflict,
+                effects=effects,
             ),
             self._bridge,
         )
@@ -1253,6 +1263,89 @@ class AsyncAlerts:
 
     def __repr__(self) -> str:
         return async_repr(self._alerts)
+
+
+class AsyncEffects:
+    """Async twin of `Effects`."""
+
+    def __init__(self, effects: Effects, bridge: Bridge | None = None) -> None:
+        self._effects = effects
+        self._bridge = bridge or Bridge()
+
+    @property
+    def sync(self) -> Effects:
+        """The effects that does the work."""
+        return self._effects
+
+    async def get(self, effect_id: str) -> Effect:
+        """Async twin of `Effects.get`."""
+        return await self._bridge.call(self._effects.get, effect_id)
+
+    async def list(
+        self,
+        *,
+        thread_id: str | None = None,
+        namespace: str = "",
+        run_id: str | None = None,
+        status: Status | None = None,
+        last: int | None = None,
+    ) -> AsyncIterator[Effect]:
+        """Async twin of `Effects.list`."""
+        async for each in self._bridge.iterate(
+            self._effects.list,
+            thread_id=thread_id,
+            namespace=namespace,
+            run_id=run_id,
+            status=status,
+            last=last,
+        ):
+            yield each
+
+    async def unknown(self) -> AsyncIterator[Effect]:
+        """Async twin of `Effects.unknown`."""
+        async for each in self._bridge.iterate(self._effects.unknown):
+            yield each
+
+    def put(self, draft: Draft, intents: Iterable[Intent]) -> None:
+        """Async twin of `Effects.put`."""
+        return self._effects.put(draft, intents)
+
+    async def plan(self, *intents: Intent) -> None:
+        """Async twin of `Effects.plan`."""
+        await self._bridge.call(self._effects.plan, *intents)
+
+    async def begin(
+        self, effect_id: str, *, arguments: Any = None, wait_seconds: float = 20.0
+    ) -> Attempt | Effect:
+        """Async twin of `Effects.begin`."""
+        return await self._bridge.call(
+            self._effects.begin, effect_id, arguments=arguments, wait_seconds=wait_seconds
+        )
+
+    async def resolve(
+        self,
+        effect_id: str,
+        *,
+        happened: bool,
+        result: Any = None,
+        by: str | None = None,
+        note: str | None = None,
+    ) -> Effect:
+        """Async twin of `Effects.resolve`."""
+        return await self._bridge.call(
+            self._effects.resolve, effect_id, happened=happened, result=result, by=by, note=note
+        )
+
+    async def retry(self, effect_id: str, *, by: str | None = None, note: str | None = None) -> Effect:
+        """Async twin of `Effects.retry`."""
+        return await self._bridge.call(self._effects.retry, effect_id, by=by, note=note)
+
+    async def abandon(self, effect_id: str, *, by: str | None = None, note: str | None = None) -> Effect:
+        """Async twin of `Effects.abandon`."""
+        return await self._bridge.call(self._effects.abandon, effect_id, by=by, note=note)
+
+    def __repr__(self) -> str:
+        return async_repr(self._effects)
 
 
 class AsyncTranscript:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from treering.core.records import Checked
     from treering.core.retention import Keep
     from treering.core.storage import Blobs
+    from treering.effects.effects import Effects
     from treering.limits.alerts import Alerts
     from treering.limits.budgets import Guard, SharedBudgets
     from treering.maintenance.backup import BackupReport
@@ -220,6 +221,13 @@ class Store:
         from treering.schedules.schedules import Schedules
 
         return Schedules(self._engine, self._space, clock=self._clock, new_run=self.run)
+
+    @property
+    def effects(self) -> Effects:
+        """Tool calls with side effects: what was called, how it ended, and what waits for a decision."""
+        from treering.effects.effects import Effects
+
+        return Effects(self._engine, self._space, clock=self._clock)
 
     # Recording
     def run(

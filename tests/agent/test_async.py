@@ -9,7 +9,7 @@ import pytest
 
 import treering
 from tests.agent.scripted import Scripted, answered, asking, said
-from treering.agent import create_agent
+from treering.agent import create_agent, tool
 from treering.errors import Unsupported
 
 WANTS = asking(("c1", "look", {"n": 1}))
@@ -239,7 +239,8 @@ def test_a_cancelled_run_can_be_continued() -> None:
     wants = asking(("c1", "look", {"n": 1}), ("c2", "look", {"n": 2}))
 
     async def work(store):
-        agent = create_agent(model=Scripted(wants, "Done."), tools=[look], checkpointer=store)
+        tools = [tool(look, replay="safe")]
+        agent = create_agent(model=Scripted(wants, "Done."), tools=tools, checkpointer=store)
         run = asyncio.create_task(
             agent.agenerate(thread_id="t", prompt="Hi", checkpoint_after_tool_call=True)
         )

@@ -211,7 +211,9 @@ def test_every_hook_of_an_agent_gets_the_thread_and_the_checkpoint(tmp_path, kin
     agent = careful(saver, deleted)
     agent = create_agent(
         model=agent._config.model,
-        tools=list(agent._config.tools.values()),
+        tools=[
+            tool(each.function, needs_approval=True, replay="safe") for each in agent._config.tools.values()
+        ],
         checkpointer=saver,
         hooks={name: see(name.split("_")[0] + name.split("_")[2]) for name in names},
     )

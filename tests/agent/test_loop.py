@@ -169,7 +169,7 @@ class TestTools:
 
         agent = create_agent(
             model=Scripted(asking(("c1", "flaky", {})), "It is up."),
-            tools=[flaky],
+            tools=[tool(flaky, replay="safe")],
             checkpointer=store,
             on_tool_error="raise",
         )

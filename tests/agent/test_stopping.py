@@ -93,7 +93,8 @@ def test_a_cancelled_run_keeps_the_results_that_it_has(tmp_path, kind) -> None:
 
         calls = asking(("c1", "look", {"n": 1}), ("c2", "look", {"n": 2}))
         saver = SAVERS[kind](tmp_path / "kept")
-        agent = create_agent(model=Scripted(calls, "Done."), tools=[look], checkpointer=saver)
+        tools = [tool(look, replay="safe")]
+        agent = create_agent(model=Scripted(calls, "Done."), tools=tools, checkpointer=saver)
         task = asyncio.create_task(agent.agenerate(thread_id="t", prompt="Look"))
         await begun.wait()
         task.cancel()

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from treering.agent import create_agent
+from treering.agent import create_agent, tool
 from treering.errors import BudgetExceeded
 from treering.runs.listing import run_records
 
@@ -116,7 +116,7 @@ def test_a_failure_is_recorded_and_the_next_attempt_names_the_run_it_resumes(sto
     broken.__name__ = "weather"
     agent = create_agent(
         model=scripted(calling("weather", city="Berlin")),
-        tools=[broken],
+        tools=[tool(broken, replay="safe")],
         checkpointer=store,
         on_tool_error="raise",
     )

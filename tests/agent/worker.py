@@ -16,7 +16,7 @@ import signal
 
 import treering
 from tests.agent.scripted import asking, said
-from treering.agent import create_agent
+from treering.agent import create_agent, tool
 from treering.agent.messages import results_of
 from treering.compat import savers
 
@@ -55,7 +55,7 @@ def main() -> None:
 
     agent = create_agent(
         model=model,
-        tools=[note],
+        tools=[tool(note, replay="safe")],
         checkpointer=CHECKPOINTERS[given.checkpointer](given.place),
         record=False,  # failpoints count commits, and the recorder's come when they come
     )

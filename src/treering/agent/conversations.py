@@ -12,7 +12,7 @@ them. Agents that share a saver never run each other's hooks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from treering.compat.savers.saver import Saver as TreeringSaver
 from treering.core.batch import Event
 from treering.core.encoding import encode_json
 from treering.core.ids import new_id, thread_scope, time_of
+from treering.effects.effects import Intent
 from treering.errors import InvalidInput, Vetoed
 from treering.store import Store
 from treering.threads.hooks import CheckpointEvent, HookName, Hooks, HooksLike, SaveRequest, as_hooks
@@ -143,17 +144,17 @@ class Conversation(ABC):
             yield from self._observe(self._hooks.after_load, "post_checkpoint_load", loaded.checkpoint)
         return loaded
 
-    def save(self, wrap: Wrapper = unwrapped, **fields: Any) -> Calls:
+    def save(self, wrap: Wrapper = unwrapped, *, effects: Sequence[Intent] = (), **fields: Any) -> Calls:
         """Save and return the checkpoint; ``wrap`` wraps the call. Raises `Vetoed` if a hook vetoed it.
 
-        ``fields`` are those of `SaveRequest`.
+        ``effects`` are planned in the same commit, in a store; ``fields`` are those of `SaveRequest`.
         """
         request = SaveRequest(
             thread_id=self._id, namespace=self._namespace, previous=self._previous, **fields
         )
         if self._hooks.has("pre_checkpoint_save"):
             request = yield Call(self._hooks.before_save, (request,))
-        saved = yield from self._save(request, wrap)
+        saved = yield from self._save(request, wrap, effects)
         yield from self._observe(self._hooks.after_save, "post_checkpoint_save", saved)
         return saved
 
@@ -171,7 +172,7 @@ class Conversation(ABC):
     def _load(self) -> Calls: ...
 
     @abstractmethod
-    def _save(self, request: SaveRequest, wrap: Wrapper) -> Calls: ...
+    def _save(self, request: SaveRequest, wrap: Wrapper, effects: Sequence[Intent]) -> Calls: ...
 
     @abstractmethod
     def _pending(self) -> Calls:
@@ -206,8 +207,8 @@ class _ThreadConversation(Conversation):
     def _load(self) -> Calls:
         return (yield Call(self._read))
 
-    def _save(self, request: SaveRequest, wrap: Wrapper) -> Calls:
-        return (yield Call(wrap(self._write), (request,), shielded=True))
+    def _save(self, request: SaveRequest, wrap: Wrapper, effects: Sequence[Intent]) -> Calls:
+        return (yield Call(wrap(self._write), (request, effects), shielded=True))
 
     def _pending(self) -> Calls:
         head = yield Call(lambda: self._thread.head)
@@ -229,7 +230,7 @@ class _ThreadConversation(Conversation):
             checkpoint=checkpoint,
         )
 
-    def _write(self, request: SaveRequest) -> Any:
+    def _write(self, request: SaveRequest, effects: Sequence[Intent]) -> Any:
         messages, saved_count = request.messages, self._saved_count
         self._saved_count = None
         given: dict[str, Any] = {
@@ -237,6 +238,7 @@ class _ThreadConversation(Conversation):
             "metadata": request.metadata,
             "note": request.note,
             "tags": request.tags,
+            "effects": effects,
         }
         if (
             messages is None
@@ -282,7 +284,7 @@ class _SaverConversation(Conversation):
         self._loaded, self._step = _read_state(found), _field(found, "step") or 0
         return self._loaded
 
-    def _save(self, request: SaveRequest, wrap: Wrapper) -> Calls:
+    def _save(self, request: SaveRequest, wrap: Wrapper, effects: Sequence[Intent]) -> Calls:  # noqa: ARG002
         fields: dict[str, Any] = {
             "thread_id": self._id,
             "messages": self._loaded.messages if request.messages is None else request.messages,

@@ -3,11 +3,12 @@
 **Invariant:** a conversation tells where its run stopped. Tool calls without a result are made before
 anything else, calls with one never again; so a run continues after a crash, a failure or a person's
 decision by loading the thread and doing what is left. Apart from the messages, an unfinished run stores one
-small state value (`RUN_KEY`): its id, its counters of tool calls, and which call a person was asked about.
+small state value (`RUN_KEY`): its id, its counters of tool calls, the effects of its pending calls, and which
+call a person was asked about.
 
-The calls of one message are made one after the other, in order. A call is saved when it has a result; a
-process that dies before that makes the call again, so a tool that must not run twice should use
-``context.call.id`` as an idempotency key.
+The calls of one message are made one after the other, in order. In a store, a reply that calls tools is saved
+before any of them is called, and each call is an effect that happens once (see `tool_effects`), unless its
+tool is declared safe to repeat.
 
 Middleware is code of your own inside the loop: any object with one or more of the methods of `Middleware`;
 each method may be async. ``before_model`` runs in list order and ``after_model`` in reverse order; the first
@@ -66,8 +67,10 @@ from treering.agent.messages import (
     result_message,
     text_of,
 )
+from treering.agent.tool_effects import QUESTION, Recorded, ToolEffects, leave, question_about
 from treering.agent.tools import Tool, result_text
 from treering.core.ids import new_id
+from treering.effects.effects import Attempt, Effect
 from treering.errors import BudgetExceeded, Conflict, InvalidInput, Vetoed
 from treering.limits.tool_budgets import Budget, Budgets
 from treering.runs.span import current_node
@@ -75,6 +78,7 @@ from treering.sync_async import call as call_and_wait
 from treering.sync_async import lent
 
 if TYPE_CHECKING:
+    from treering.effects.effects import Intent
     from treering.runs.run import Run
     from treering.runs.span import RunNode, Span
     from treering.store import Store
@@ -138,6 +142,12 @@ class AgentRun:
             thread_id=thread_id,
             namespace=config.conversations.namespace,
         )
+        self._effects = ToolEffects(
+            config.conversations.store,
+            thread_id=thread_id,
+            namespace=config.conversations.namespace,
+            agent=config.name,
+        )
         self._messages: list[Message] = []
         self._state: dict[str, Any] = {"todos": [], "files": {}}
         self._asked_about: dict[str, str] = {}
@@ -183,7 +193,7 @@ class AgentRun:
             (yield from self._conversation.load()) if self._conversation is not None else None
         )
         if loaded is not None:
-            if loaded.pending_interrupt is not None:
+            if not (yield from self._is_decided(loaded.pending_interrupt)):
                 raise Conflict(
                     f"thread {self._thread_id!r} is waiting for a decision about "
                     f"{_shown(loaded.pending_interrupt)}; resume() it first"
@@ -198,6 +208,14 @@ class AgentRun:
             self._id = unfinished["run"]
             self._budgets.restore(unfinished["tool_calls"])
             self._asked_about = unfinished.get("asked") or {}
+            self._effects.ids = dict(unfinished.get("effects") or {})
+
+    def _is_decided(self, pending: Any) -> LoopSteps:
+        """Whether nothing is pending, or only an effect that somebody has decided about elsewhere."""
+        if pending is None:
+            return True
+        effect_id = self._effects.asked_about(pending)
+        return effect_id is not None and (yield Call(self._effects.is_decided, (effect_id,)))
 
     def _work(self) -> LoopSteps:
         """Run all iterations; return the interrupt that stopped them, or ``None`` when the model is done."""
@@ -252,13 +270,24 @@ class AgentRun:
         self._add(messages)
         events = [AgentEvent(kind="text", text=text) for text in texts]
         events += [AgentEvent(kind="message", message=message) for message in messages]
-        if not pending_calls(self._messages):
+        calls = pending_calls(self._messages)
+        if not calls:
             self._outcome = "ok"
             yield from self._save_and_yield("done", *events)
         elif self._checkpoint_after_tool_call:
-            yield from self._save_and_yield("running", *events)
+            yield from self._plan(calls, always=True)
+            yield from self._events_of_save(*events)
         else:
+            yield from self._plan(calls)
             yield from events
+
+    def _plan(self, calls: list[ToolCall], *, always: bool = False) -> LoopSteps:
+        """Save the reply that asks for calls together with their effects (``always``: even without any)."""
+        intents = self._effects.new(calls, self._config.tools, self._id)
+        if intents or always:
+            yield from self._save("running", effects=intents)
+            if self._checkpoint is None:
+                yield from self._effects.plan(intents)
 
     def _read_stream(self, reply: Any) -> LoopSteps:
         self.stream = stream = open_stream(reply)
@@ -275,25 +304,55 @@ class AgentRun:
         return pieces.reply()
 
     def _run_tools(self) -> LoopSteps:
-        """Make all calls that have no result yet; return the interrupt if one needs a person's approval."""
-        for call in pending_calls(self._messages):
-            context = self._context(call)
+        """Make all calls that have no result yet; return the interrupt if one needs a person's decision."""
+        calls = pending_calls(self._messages)
+        yield from self._plan(calls)
+        for call in calls:
             try:
-                tool = self._check_call(call, context)
-                decision = yield from self._decision(tool, call, context)
-                if decision is None:
-                    return (yield from self._interrupt(call))
-                call, text, is_error = yield from self._run_tool(tool, call, context, decision)  # noqa: PLW2901
+                made = yield from self._make_call(call)
             except _CallRefused as refused:
-                text, is_error = str(refused), True
+                made = call, Recorded(str(refused), is_error=True)
+            if isinstance(made, Interrupted):
+                return made.pending
+            call, outcome = made  # noqa: PLW2901 - as a person may have edited it
+            text, is_error = outcome.text, outcome.is_error
             message = result_message(call, text, is_error=is_error)
             self._add([message])
+            self._effects.ids.pop(call.id, None)  # a later call may have the same id
             event = AgentEvent(kind="tool_result", call=call, message=message, text=text, is_error=is_error)
             if self._checkpoint_after_tool_call:
                 yield from self._save_and_yield("running", event)
             else:
                 yield event
         return None
+
+    def _make_call(self, call: ToolCall) -> LoopSteps:
+        """Return a call as it was made and its outcome, or the interrupt that it waits for."""
+        context = self._context(call)
+        begun = yield from self._effects.resume(
+            self._config.tools.get(call.name), call, context, self._decision_about(call, effect=True)
+        )
+        if isinstance(begun, Recorded):
+            return call, begun
+        if isinstance(begun, Effect):
+            return (yield from self._interrupt(call, begun))
+        attempt: Attempt | None = begun
+        tool = self._check_call(call, context)
+        edited: dict[str, Any] | None = None
+        if attempt is not None:
+            call = msgspec.structs.replace(call, arguments=attempt.effect.arguments)
+        else:
+            decision = yield from self._decision(tool, call, context)
+            if decision is None:
+                return (yield from self._interrupt(call))
+            if decision["decision"] == "deny":
+                yield from self._effects.abandon(call)
+                return call, Recorded("the call was denied by the user", is_error=True)
+            edited = _edited(decision)
+            if edited is not None:
+                call = msgspec.structs.replace(call, arguments=edited)
+        outcome = yield from self._run_tool(tool, call, attempt, edited)
+        return (yield from self._interrupt(call, outcome)) if isinstance(outcome, Effect) else (call, outcome)
 
     def _add(self, messages: list[Message]) -> None:
         self._messages += messages
@@ -323,9 +382,8 @@ class AgentRun:
 
         A decision is valid once, for the call that the person was asked about.
         """
-        asked, decided = self._asked_about, self._resumed
-        self._asked_about, self._resumed = {}, {}
-        if asked.get("call") == call.id and asked.get("interrupt") == decided.get("id"):
+        decided = self._decision_about(call, effect=False)
+        if decided is not None:
             return decided
         needed: Any = tool.needs_approval
         if callable(needed):
@@ -335,11 +393,25 @@ class AgentRun:
                 needed = yield Call(each.needs_approval, (call, context))
         return None if needed else {"decision": "approve"}
 
-    def _interrupt(self, call: ToolCall) -> LoopSteps:
-        payload = {"tool_call": {"id": call.id, "name": call.name, "arguments": call.arguments}}
+    def _decision_about(self, call: ToolCall, *, effect: bool) -> Mapping[str, Any] | None:
+        """Return what a person decided when asked about a call: about its effect, or whether to make it."""
+        asked, decided = self._asked_about, self._resumed
+        if asked.get("call") != call.id or ("effect" in asked) != effect:
+            return None
+        self._asked_about, self._resumed = {}, {}
+        return decided if asked.get("interrupt") == decided.get("id") else None
+
+    def _interrupt(self, call: ToolCall, effect: Effect | None = None) -> LoopSteps:
+        """Save that the run waits for a person: to approve a call, or to say what became of its effect."""
+        payload: dict[str, Any] = {
+            "tool_call": {"id": call.id, "name": call.name, "arguments": call.arguments}
+        }
         interrupt_id = new_id()
         pending = {"id": interrupt_id, "payload": payload}
         self._asked_about = {"call": call.id, "interrupt": interrupt_id}
+        if effect is not None:
+            self._asked_about["effect"] = effect.id
+            payload |= {"effect": question_about(effect), "question": QUESTION}
         if self._conversation is None:
             raise InvalidInput(
                 f"tool {call.name!r} needs approval, which needs a checkpointer=: the thread waits in it"
@@ -347,32 +419,41 @@ class AgentRun:
         self._outcome = "interrupted"
         yield from self._save_and_yield("interrupted", pending=pending)
         yield AgentEvent(kind="interrupt", call=call, interrupt=pending)
-        return pending
+        return Interrupted(pending)
 
     def _run_tool(
-        self, tool: Tool, call: ToolCall, context: Context, decision: Mapping[str, Any]
-    ) -> Generator[Call | AgentEvent, Any, tuple[ToolCall, str, bool]]:
-        """Make a call; return it as it was made, the text of its result, and whether that is an error."""
-        if decision["decision"] == "deny":
-            return call, "the call was denied by the user", True
-        if decision["decision"] == "edit":
-            if not isinstance(decision["payload"], Mapping):
-                raise _CallRefused("the call was not made: it was edited to something other than arguments")
-            edited = dict(cast("Mapping[str, Any]", decision["payload"]))
-            call = msgspec.structs.replace(call, arguments=edited)
-            context = self._context(call)
-        yield AgentEvent(kind="tool_call", call=call)
-        self._budgets.spend(call.name)
+        self, tool: Tool, call: ToolCall, attempt: Attempt | None, edited: dict[str, Any] | None
+    ) -> LoopSteps:
+        """Make a call and return its outcome, which is stored first if the call is an effect.
+
+        If another process has begun the effect meanwhile, return its outcome, or the effect if that is
+        unknown.
+        """
+        context = self._context(call)
         make = apply_middleware(tool.caller(context), context, self._config.middleware)
-        self._recorder.start_tool(call)
         try:
-            text, is_error = result_text((yield Call(self._recorder.wrap(make), (call,)))), False
+            yield AgentEvent(kind="tool_call", call=call)
+            if attempt is None:
+                begun = yield from self._effects.begin(call, arguments=edited)
+                if isinstance(begun, (Recorded, Effect)):
+                    return begun
+                attempt = begun
+            self._budgets.spend(call.name)
+            self._recorder.start_tool(call)
+            outcome = Recorded(result_text((yield Call(self._recorder.wrap(make), (call,)))), is_error=False)
         except Exception as error:
             if self._config.on_tool_error == "raise":
+                yield from leave(attempt, error)
                 raise
-            text, is_error = f"{type(error).__name__}: {error}", True
-        self._recorder.end_tool(text, is_error=is_error)
-        return call, text, is_error
+            outcome = Recorded(f"{type(error).__name__}: {error}", is_error=True)
+        except Stopped as stopped:
+            yield from leave(attempt, stopped)
+            raise
+        if attempt is not None:
+            finish = partial(attempt.finish, outcome.text, is_error=outcome.is_error)
+            yield Call(finish, shielded=True)
+        self._recorder.end_tool(outcome.text, is_error=outcome.is_error)
+        return outcome
 
     def _context(self, call: ToolCall | None = None) -> Context:
         return Context(
@@ -382,16 +463,20 @@ class AgentRun:
             iteration=self._iterations,
             state=self._state,
             call=call,
+            idempotency_key=None if call is None else self._effects.key(call, self._id),
         )
 
     def _save_and_yield(self, status: str, *events: AgentEvent, pending: Any = None) -> LoopSteps:
         """Save a checkpoint, then yield events about what is in it, and the checkpoint's own."""
         yield from self._save(status, pending)
+        yield from self._events_of_save(*events)
+
+    def _events_of_save(self, *events: AgentEvent) -> LoopSteps:
         yield from events
         if self._checkpoint is not None:
             yield AgentEvent(kind="checkpoint", checkpoint=self._checkpoint)
 
-    def _save(self, status: str, pending: Any = None) -> LoopSteps:
+    def _save(self, status: str, pending: Any = None, *, effects: Sequence[Intent] = ()) -> LoopSteps:
         """Save an automatic checkpoint. A failure is reported, and the run continues.
 
         With an interrupt the failure is raised, because nobody could answer the interrupt.
@@ -401,7 +486,12 @@ class AgentRun:
         counters = msgspec.to_builtins(self._budgets.counters())
         state = dict(self._state)
         if status != "done":
-            state[RUN_KEY] = {"run": self._id, "tool_calls": counters, "asked": self._asked_about}
+            state[RUN_KEY] = {
+                "run": self._id,
+                "tool_calls": counters,
+                "asked": self._asked_about,
+                "effects": self._effects.ids,
+            }
         self._checkpoint = None
         try:
             self._checkpoint = yield from self._conversation.save(
@@ -411,6 +501,7 @@ class AgentRun:
                 pending_interrupt=pending,
                 metadata={**self._metadata, "run": self._id, "status": status, "tool_calls": counters["run"]},
                 note=status,
+                effects=effects,
             )
         except Vetoed as veto:
             if pending is not None:
@@ -431,6 +522,21 @@ class AgentRun:
 
     def _new(self) -> list[Message]:
         return self._messages[self._loaded_count :]
+
+
+class Interrupted(msgspec.Struct, frozen=True):
+    """A call that is not made before a person has decided."""
+
+    pending: dict[str, Any]
+
+
+def _edited(decision: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the arguments that a person gave instead of the model's, if any."""
+    if decision["decision"] != "edit":
+        return None
+    if not isinstance(decision["payload"], Mapping):
+        raise _CallRefused("the call was not made: it was edited to something other than arguments")
+    return dict(cast("Mapping[str, Any]", decision["payload"]))
 
 
 class _CallRefused(Exception):

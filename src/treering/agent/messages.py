@@ -37,7 +37,7 @@ Style = Literal["openai", "anthropic", "blocks"]
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool call that a model asked for. ``id`` is the provider's, and a good idempotency key."""
+    """A tool call that a model asked for. ``id`` is the provider's."""
 
     id: str
     name: str
@@ -301,7 +301,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a run, for tools with a parameter of this type, and for middleware.
 
     ``state`` is the thread's state: ``todos`` (a list), ``files`` (a dict) and whatever else the tools store;
-    changes to it are saved with the next checkpoint. ``call`` is the tool call, if there is one.
+    changes to it are saved with the next checkpoint. ``call`` is the tool call, if there is one, and
+    ``idempotency_key`` is the same whenever that call is made again.
     """
 
     thread_id: str | None
@@ -310,6 +311,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     iteration: int
     state: dict[str, Any]
     call: ToolCall | None = None
+    idempotency_key: str | None = None
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,24 +2,32 @@
 
 A tool's parameters are taken from its function's signature. They become the JSON schema that the model
 sees, and the model's arguments are validated and converted by the same types before the function is called.
-A parameter of type `Context` is not part of the schema; it receives the run's context. Types without a JSON
-schema accept any value and pass it on unchanged.
+A parameter of type `Context` is not part of the schema; it receives the run's context. Nor is one named
+``idempotency_key``; it receives the key of the call, which is the same whenever the call is made again. Types
+without a JSON schema accept any value and pass it on unchanged.
+
+``replay`` says what happens to a call whose process died before its result was stored: see
+`treering.effects`.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, cast, get_type_hints
+from typing import Any, Final, TypeVar, cast, get_args, get_type_hints
 
 import msgspec
 
 from treering.agent.messages import Context, ToolCall
+from treering.effects.effects import Replay
 from treering.errors import InvalidInput
 
 Approval = bool | Callable[[dict[str, Any]], Any]
 """Whether a call needs a person's approval; a function (sync or async) decides by the arguments."""
 
+Probe = TypeVar("Probe", bound=Callable[..., Any])
+
+IDEMPOTENCY_KEY: Final = "idempotency_key"
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 
 
@@ -34,13 +42,18 @@ class Tool:
         description: str | None = None,
         parameters: Mapping[str, Any] | None = None,
         needs_approval: Approval = False,
+        replay: Replay = "once",
     ) -> None:
+        if replay not in get_args(Replay):
+            raise InvalidInput(f"replay={replay!r} is invalid; use {', '.join(get_args(Replay))}")
         self.function = function
         self.name = name or getattr(function, "__name__", type(function).__name__)
         self.description = inspect.cleandoc(
             description if description is not None else function.__doc__ or ""
         )
         self.needs_approval = needs_approval
+        self.replay: Replay = replay
+        self._probe: Callable[..., Any] | None = None
         self._signature = _Signature.read(function, self.name)
         self.parameters: dict[str, Any] = (
             dict(parameters) if parameters is not None else self._signature.schema()
@@ -63,6 +76,26 @@ class Tool:
     def as_anthropic(self) -> dict[str, Any]:
         """Return the tool's description for Anthropic's messages API."""
         return {"name": self.name, "description": self.description, "input_schema": self.parameters}
+
+    @property
+    def takes_key(self) -> bool:
+        """Whether the function has a parameter ``idempotency_key``."""
+        return self._signature.takes_key
+
+    def probe(self, function: Probe) -> Probe:
+        """Set the function that finds out whether a call happened whose process died; a decorator.
+
+        It receives the arguments of the call (and its ``idempotency_key``, if it has that parameter) and
+        returns an `Outcome`, or ``None`` if it cannot tell. It may be async.
+        """
+        self._probe = function
+        return function
+
+    def prober(self, context: Context) -> Callable[[ToolCall], Any] | None:
+        """Return a function that probes a call; ``None`` if the tool has no probe."""
+        if self._probe is None:
+            return None
+        return Tool(self._probe).caller(context)
 
     def bound(self, arguments: Mapping[str, Any], context: Context) -> dict[str, Any]:
         """Return the keyword arguments for the function; raise `InvalidInput` if they do not fit."""
@@ -90,8 +123,14 @@ def tool(
     description: str | None = None,
     parameters: Mapping[str, Any] | None = None,
     needs_approval: Approval = False,
+    replay: Replay = "once",
 ) -> Any:
-    """Make a `Tool` from a function. A decorator, with or without arguments, or a plain call."""
+    """Make a `Tool` from a function. A decorator, with or without arguments, or a plain call.
+
+    ``replay`` is for calls that were started and have no result, because the process died: ``"safe"`` makes
+    them again; ``"once"`` only if the function has a parameter ``idempotency_key``, else a person decides;
+    with ``"ask"`` a person always does.
+    """
 
     def make(function: Callable[..., Any]) -> Tool:
         return Tool(
@@ -100,6 +139,7 @@ def tool(
             description=description,
             parameters=parameters,
             needs_approval=needs_approval,
+            replay=replay,
         )
 
     return make if function is None else make(function)
@@ -128,7 +168,8 @@ def result_text(value: Any) -> str:
 class _Signature:
     """A function's parameters, as a struct that has a schema and validates values."""
 
-    def __init__(self, fields: list[Any], context: str | None, *, takes_more: bool) -> None:
+    def __init__(self, fields: list[Any], context: str | None, *, takes_more: bool, takes_key: bool) -> None:
+        self.takes_key = takes_key
         self._names = [field[0] for field in fields]
         self._context = context
         self._takes_more = takes_more
@@ -140,7 +181,7 @@ class _Signature:
     def read(cls, function: Callable[..., Any], tool_name: str) -> _Signature:
         context: str | None = None
         fields: list[Any] = []
-        takes_more = False
+        takes_more = takes_key = False
         hints = _hints(function)
         for each in _parameters(function, tool_name):
             kind = hints.get(each.name, Any)
@@ -151,11 +192,13 @@ class _Signature:
                     f"tool {tool_name!r} has the positional-only parameter {each.name!r}; models "
                     "pass arguments by name"
                 )
+            elif each.name == IDEMPOTENCY_KEY:
+                takes_key = True
             elif kind is Context or str(each.annotation).rpartition(".")[2] == Context.__name__:
                 context = each.name
             else:
                 fields.append(_field(each, kind))
-        return cls(fields, context, takes_more=takes_more)
+        return cls(fields, context, takes_more=takes_more, takes_key=takes_key)
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of the arguments, self-contained."""
@@ -176,6 +219,8 @@ class _Signature:
             given |= {name: value for name, value in arguments.items() if name not in self._names}
         if self._context is not None:
             given[self._context] = context
+        if self.takes_key:
+            given[IDEMPOTENCY_KEY] = context.idempotency_key
         return given
 
 

@@ -167,8 +167,12 @@ class Head:
         adopted: Adopted | None = None,
         *,
         snapshot: StagedSnapshot | None = None,
+        also: Callable[[Draft], None] | None = None,
     ) -> CheckpointRecord:
-        """Put one checkpoint behind the head. Raises `ThreadMoved` if the head is no longer the one seen."""
+        """Put one checkpoint behind the head. Raises `ThreadMoved` if the head is no longer the one seen.
+
+        ``also`` adds to the same batch.
+        """
         with self._lock:
             previous = self.see_once()
             changes, fingerprints = self._list_changes(lists, appended)
@@ -206,11 +210,18 @@ class Head:
                 state=request.state or {},
                 previous_state=stored,
             )
+
+            def add_to_batch(draft: Draft) -> None:
+                if snapshot is not None:
+                    draft.require(*snapshot.requires)
+                if also is not None:
+                    also(draft)
+
             saved = self._save(
                 new,
                 batch_id=batch_id,
                 first_us=first_us,
-                also=None if snapshot is None else lambda draft: draft.require(*snapshot.requires),
+                also=add_to_batch,
             )
             for name, known in fingerprints.items():
                 self._channels[name] = Channel(saved.lists[name], known)

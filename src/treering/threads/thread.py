@@ -46,8 +46,10 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
+    from treering.core.batch import Draft
     from treering.core.clock import Clock
     from treering.core.engine import Engine
+    from treering.effects.effects import Intent
     from treering.threads.diff import Difference
     from treering.threads.hooks import Hooks, SaveRequest
     from treering.workspaces.snapshot import StagedSnapshot
@@ -119,12 +121,14 @@ class Thread:
         workspace: str | Path | None = None,
         exclude: Sequence[str] = (),
         include: Sequence[str] = (),
+        effects: Sequence[Intent] = (),
     ) -> Checkpoint:
         """Save one checkpoint and move the head to it. Raises `Vetoed` if a hook vetoed the save.
 
         ``messages`` and ``lists`` are whole lists, of which only new items are written; ``state`` is the
         whole state. ``workspace`` is a folder whose files are saved in the same commit (``exclude`` and
-        ``include`` as for `Workspace.snapshot`). What is left out stays as it was, except for
+        ``include`` as for `Workspace.snapshot`), and ``effects`` are calls that it asks for, planned in that
+        commit as well (see `treering.effects`). What is left out stays as it was, except for
         ``pending_interrupt``: an interrupt is pending only in the checkpoints that are given one.
         """
         check_choice(on_conflict, ("raise", "fork"))
@@ -144,10 +148,10 @@ class Thread:
         if request.messages is not None:
             whole_lists[MESSAGES] = request.messages
         if request.workspace is None:
-            return self._save(request, whole_lists, (), step, on_conflict)
+            return self._save(request, whole_lists, (), step, on_conflict, effects=effects)
         return self.workspace.stage_and_commit(
             request.workspace,
-            lambda staged: self._save(request, whole_lists, (), step, on_conflict, staged),
+            lambda staged: self._save(request, whole_lists, (), step, on_conflict, staged, effects),
             exclude=exclude,
             include=include,
         )
@@ -160,6 +164,7 @@ class Thread:
         note: str | None = None,
         tags: Sequence[str] = (),
         on_conflict: Literal["raise", "fork", "retry"] = "raise",
+        effects: Sequence[Intent] = (),
     ) -> Checkpoint:
         """Save one checkpoint with further messages. The cost does not depend on how many there are already.
 
@@ -169,7 +174,8 @@ class Thread:
         request = self._request(
             messages=messages, appends=True, state=state, metadata=metadata, note=note, tags=tags
         )
-        return self._save(request, request.lists, tuple(request.messages or ()), None, on_conflict)
+        messages = tuple(request.messages or ())
+        return self._save(request, request.lists, messages, None, on_conflict, effects=effects)
 
     def shorten(
         self, length: int, *, metadata: Mapping[str, Any] | None = None, note: str | None = None
@@ -422,21 +428,29 @@ class Thread:
         step: int | None,
         on_conflict: Literal["raise", "fork", "retry"],
         snapshot: StagedSnapshot | None = None,
+        effects: Sequence[Intent] = (),
     ) -> Checkpoint:
+        also = self._plan(effects) if effects else None
         while True:
             try:
-                record = self._head.save(request, lists, appended, step, snapshot=snapshot)
+                record = self._head.save(request, lists, appended, step, snapshot=snapshot, also=also)
                 break
             except ThreadMoved:
                 if on_conflict == "raise":
                     raise
                 if on_conflict == "fork":
                     fork = self._fork_off()
-                    return fork._save(request, lists, appended, step, "raise", snapshot)  # noqa: SLF001
+                    return fork._save(request, lists, appended, step, "raise", snapshot, effects)  # noqa: SLF001
                 self._head.see()
         checkpoint = self._checkpoint(record)
         self._hooks.after_save(self._event(checkpoint))
         return checkpoint
+
+    def _plan(self, intents: Sequence[Intent]) -> Callable[[Draft], None]:
+        from treering.effects.effects import Effects
+
+        effects = Effects(self._engine, self._space, clock=self._context.clock)
+        return lambda draft: effects.put(draft, intents)
 
     def _fork_off(self) -> Thread:
         """Fork what this object last saw, for a writer who came second."""
