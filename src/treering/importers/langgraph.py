@@ -27,8 +27,6 @@ from treering.importers.lines import BadLines, refuse_bad
 from treering.importers.registry import FileReport, ImportReport
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from treering.adapters.langgraph.values import ValueCodec
     from treering.adapters.langgraph.writer import PutRequest, Writer
     from treering.importers.registry import Progress
@@ -287,7 +285,6 @@ def import_langgraph(
     store: Store,
     *,
     namespace: str = "",
-    allow: Collection[type | tuple[str, str]] = (),
     on_progress: Progress | None = None,
     dry_run: bool = False,
     strict: bool = False,
@@ -295,19 +292,20 @@ def import_langgraph(
     """Import all threads of a LangGraph checkpointer into a store, and count both sides.
 
     ``source`` is the path of a SqliteSaver's database or the ``postgresql://`` URL of a PostgresSaver's.
-    Types of your own in the state are imported as the data that they held, unless ``allow`` names them. What
+    Types of your own in the state are imported as they are: a graph that names them builds them again. What
     is in the store already is left as it is, so another run imports only what is new. A row that cannot be
     decoded is skipped and reported.
     """
     if strict:
-        refuse_bad(import_langgraph(source, store, namespace=namespace, allow=allow, dry_run=True))
+        refuse_bad(import_langgraph(source, store, namespace=namespace, dry_run=True))
     try:
+        from treering.adapters.langgraph.known_types import ClosedSerializer, KnownTypes
         from treering.adapters.langgraph.reader import Reader
-        from treering.adapters.langgraph.values import ValueCodec, closed_serde
+        from treering.adapters.langgraph.values import ValueCodec
         from treering.adapters.langgraph.writer import Writer
     except ModuleNotFoundError as error:
         raise MissingExtra("importing from LangGraph", "langgraph") from error
-    codec = ValueCodec(closed_serde(*allow))
+    codec = ValueCodec(ClosedSerializer(KnownTypes(), keep_unknown=True))
     graphs = Graphs(store.engine, store.space, namespace)
     reader = open_source(source, codec)
     try:

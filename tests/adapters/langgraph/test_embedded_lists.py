@@ -17,7 +17,8 @@ from tests.adapters.langgraph.scripts import config
 from tests.importers.jsonl_histories import exported
 from treering.adapters.langgraph import TreeringSaver
 from treering.adapters.langgraph.channels import LEAST_EMBEDDED, extract_lists
-from treering.adapters.langgraph.values import ValueCodec, closed_serde
+from treering.adapters.langgraph.known_types import ClosedSerializer, KnownTypes
+from treering.adapters.langgraph.values import ValueCodec
 from treering.importers.jsonl_import import import_jsonl
 
 TEXT = "word " * 100
@@ -226,10 +227,10 @@ def test_a_fork_goes_on_when_its_origin_has_moved_on(store):
 def test_a_serializer_of_ones_own_is_given_everything_whole(store):
     class Own:
         def dumps_typed(self, value):
-            return closed_serde().dumps_typed(value)
+            return ClosedSerializer(KnownTypes()).dumps_typed(value)
 
         def loads_typed(self, given):
-            return closed_serde().loads_typed(given)
+            return ClosedSerializer(KnownTypes()).loads_typed(given)
 
     saver = Both(store, serde=Own())
     run(saver, 6)

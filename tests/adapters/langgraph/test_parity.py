@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.types import Interrupt
 
@@ -22,10 +23,10 @@ import treering
 from tests.adapters.langgraph.scenarios import SCENARIOS, Basket
 from tests.adapters.langgraph.talk import Talk
 from treering.adapters.langgraph import TreeringSaver
-from treering.adapters.langgraph.values import closed_serde
 
 IDS = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\b[0-9a-f]{32}\b")
 ALLOWED = [Basket]
+THEIRS = JsonPlusSerializer(allowed_msgpack_modules=ALLOWED)
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -72,7 +73,7 @@ def test_a_checkpoint_comes_back_exactly_as_the_graph_put_it(store, name):
 
 @cache
 def theirs(name, awaits):
-    return portrait(name, InMemorySaver(serde=closed_serde(*ALLOWED)), awaits=awaits)
+    return portrait(name, InMemorySaver(serde=THEIRS), awaits=awaits)
 
 
 def portrait(name: str, saver, *, awaits: bool) -> list[str]:

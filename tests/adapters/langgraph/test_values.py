@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import random
 from datetime import date
 
@@ -16,7 +15,7 @@ import treering
 from tests.adapters.langgraph.scripts import config, put
 from treering.adapters.langgraph import TreeringSaver
 from treering.adapters.langgraph.values import Packed, ValueCodec
-from treering.errors import StoreFull
+from treering.errors import InvalidInput, StoreFull, Unencodable
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -81,22 +80,17 @@ class Trap:
         return {"text": self.text}
 
 
-def test_a_type_outside_of_the_list_loads_as_data(store, caplog):
-    saver = TreeringSaver(store)
-    put(saver, {"basket": Basket(["apple"]), "trap": Trap("sprung"), "messages": [HumanMessage("a", id="a")]})
+def test_a_class_that_is_not_allowed_is_neither_stored_nor_built(store):
+    with pytest.raises(Unencodable, match=r"test_values\.Trap"):
+        put(TreeringSaver(store), {"trap": Trap("sprung")})
+    put(TreeringSaver(store, allow=[Basket, Trap]), {"basket": Basket(["apple"]), "trap": Trap("sprung")})
     built.clear()
-    with caplog.at_level(logging.ERROR):
-        plain = TreeringSaver(store).get(config())["channel_values"]
-    assert plain == {
-        "basket": {"fruit": ["apple"]},
-        "trap": {"text": "sprung"},
-        "messages": [HumanMessage("a", id="a")],
-    }
+    with pytest.raises(InvalidInput, match=r"test_values\.Trap"):
+        TreeringSaver(store, allow=[Basket]).get(config())
     assert built == []
-    allowed = TreeringSaver(store, allow=[Basket]).get(config())["channel_values"]
-    assert allowed["basket"] == Basket(["apple"])
-    widened = TreeringSaver(store).with_allowlist([(Basket.__module__, "Basket")])
+    widened = TreeringSaver(store).with_allowlist([(Basket.__module__, "Basket"), (Trap.__module__, "Trap")])
     assert widened.get(config())["channel_values"]["basket"] == Basket(["apple"])
+    assert built == ["sprung"]
 
 
 def test_nothing_is_pickled_and_a_stored_pickle_stays_data(store):

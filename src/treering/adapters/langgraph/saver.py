@@ -5,10 +5,10 @@ rewind, forget and copy work on it, and a graph continues from wherever the head
 LangGraph passes the whole state at every step; what is stored is what is new in it. It saves after every
 superstep, so a tool that has run is never run again, and there is no ``checkpoint_after_tool_call`` to set.
 
-The package, from the bottom up: `values` encodes values and messages, `channels` compares a state with what
-is stored of it, `task_writes` is the row for what a task wrote, `reader` loads checkpoints, `writer` saves
-them (its docstring tells the life of a step), `removal` deletes, prunes and copies. `store` is LangGraph's
-long-term memory, and independent of the others.
+The package, from the bottom up: `known_types` decides which classes are stored, `values` encodes values and
+messages, `channels` compares a state with what is stored of it, `task_writes` is the row for what a task
+wrote, `reader` loads checkpoints, `writer` saves them (its docstring tells the life of a step), `removal`
+deletes, prunes and copies. `store` is LangGraph's long-term memory, and independent of the others.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from contextlib import suppress
 from random import random
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, cast
 
+from treering.adapters.langgraph.known_types import ClosedSerializer, KnownTypes, watch_graphs
 from treering.adapters.langgraph.reader import Reader, thread_id_of
 from treering.adapters.langgraph.removal import Removal
 from treering.adapters.langgraph.store import TreeringStore
-from treering.adapters.langgraph.values import ValueCodec, closed_serde
+from treering.adapters.langgraph.values import ValueCodec
 from treering.adapters.langgraph.writer import ARRIVAL_SECONDS, PutRequest, Writer
 from treering.adapters.shared import Opened, StoreOrUrl, checked_namespace
 from treering.core.clock import SystemClock
@@ -58,6 +59,8 @@ except ModuleNotFoundError as error:
 
 __all__ = ["TreeringSaver", "TreeringStore"]
 
+watch_graphs()
+
 P = ParamSpec("P")
 
 
@@ -66,8 +69,9 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
 
     Takes an open store (sync or async), or a URL or folder, which it then opens; `close` (or leaving it as a
     context manager) closes only what it opened. ``namespace`` is the user or project that the threads belong
-    to. Types of your own in the state come back as the data that they held, unless ``allow`` names them; a
-    ``serde`` of your own replaces all of that and is given every value.
+    to. Types of your own are stored if the graph names them (in its schemas, annotations or nodes), or
+    ``allow`` does; others raise `Unencodable`. A ``serde`` of your own replaces all of that and is given
+    every value.
 
     `put` and `put_writes` are durable when they return. With ``writes="with_checkpoint"``, what a task wrote
     is held in memory and committed with the next checkpoint of the thread: one commit a step instead of two,
@@ -86,7 +90,9 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
         serde: SerializerProtocol | None = None,
         writes: Literal["durable", "with_checkpoint"] = "durable",
     ) -> None:
-        super().__init__(serde=serde or closed_serde(*allow))
+        types = KnownTypes(allow)
+        types.saver = weakref.ref(self)
+        super().__init__(serde=serde or ClosedSerializer(types))
         if writes not in ("durable", "with_checkpoint"):
             raise InvalidInput(f"writes={writes!r} is not supported; use 'durable' or 'with_checkpoint'")
         checked_namespace(namespace)

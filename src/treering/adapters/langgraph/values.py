@@ -1,9 +1,9 @@
 """How the values of a LangGraph state are encoded: as readable JSON wherever JSON keeps them whole.
 
 Messages and plain data become JSON that every other part of treering can show. What JSON cannot express (a
-dataclass, an array, a `Send`) is packed by LangGraph's own serializer with a closed list of types: a stored
-type outside that list comes back as the data it held, never as code that runs. A serializer of your own (one
-that encrypts, for example) is given every value, messages included.
+dataclass, an array, a `Send`) is packed by LangGraph's own serializer for the types that the graph names
+(`known_types`). A serializer of your own (one that encrypts, for example) is given every value, messages
+included.
 
 A message is stored with its ``type``, its content and every field that differs from the default of its class.
 It is rebuilt by filling a fresh instance: what was stored came out of a message of the same class, so it
@@ -13,8 +13,8 @@ A message is encoded from its *fingerprint*, a copy of its fields that shares on
 The message may be changed by another thread while it is being saved, so only the copy says what was saved,
 and comparing the two later tells exactly whether the message has changed since.
 
-**Invariant:** nothing is ever pickled, only the message classes listed here are ever built, and decoding what
-was encoded returns an equal value.
+**Invariant:** nothing is ever pickled, only known classes are ever built, and decoding what was encoded
+returns an equal value.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from treering.adapters.langgraph.known_types import ClosedSerializer
 from treering.core.content import Content
 from treering.core.encoding import codecs, decode, decode_each, encode
 from treering.errors import Corrupt, Unencodable
@@ -88,7 +89,7 @@ class ValueCodec:
 
     def __init__(self, serde: SerializerProtocol) -> None:
         self.serde = serde
-        self.is_readable = type(serde) is JsonPlusSerializer
+        self.is_readable = type(serde) in (JsonPlusSerializer, ClosedSerializer)
         """Whether values may be stored as JSON. With any other serializer they are opaque to us."""
 
     def encode(self, value: Any) -> Content:
@@ -152,11 +153,6 @@ class ValueCodec:
         if self.is_readable and packed.format not in _SAFE_FORMATS:
             return {"form": packed.format, "data": packed.data}
         return self.serde.loads_typed((packed.format, packed.data))
-
-
-def closed_serde(*allowed: type | tuple[str, str]) -> JsonPlusSerializer:
-    """Return LangGraph's serializer for its own list of safe types plus ``allowed``, and nothing else."""
-    return JsonPlusSerializer(pickle_fallback=False, allowed_msgpack_modules=allowed or None)
 
 
 def is_message(value: Any) -> bool:
