@@ -264,9 +264,9 @@ def _is_data(cls: Any) -> bool:
     """Whether LangGraph's serializer writes instances of a class by its name."""
     if cls is BaseModel or cls is Enum:
         return False
-    if hasattr(cls, "_fields") or hasattr(cls, "__fields__"):  # named tuples, and Pydantic's first version
+    if dataclasses.is_dataclass(cls) or issubclass(cls, (BaseModel, *_DATA)):
         return True
-    return dataclasses.is_dataclass(cls) or issubclass(cls, (BaseModel, *_DATA))
+    return hasattr(cls, "_fields") or hasattr(cls, "__fields__")  # named tuples, and Pydantic's first version
 
 
 class _Search:
