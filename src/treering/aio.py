@@ -1288,6 +1288,7 @@ class AsyncEffects:
         namespace: str = "",
         run_id: str | None = None,
         status: Status | None = None,
+        after: str | None = None,
         last: int | None = None,
     ) -> AsyncIterator[Effect]:
         """Async twin of `Effects.list`."""
@@ -1297,13 +1298,18 @@ class AsyncEffects:
             namespace=namespace,
             run_id=run_id,
             status=status,
+            after=after,
             last=last,
         ):
             yield each
 
-    async def unknown(self) -> AsyncIterator[Effect]:
+    async def unknown(
+        self, *, thread_id: str | None = None, namespace: str = "", run_id: str | None = None
+    ) -> AsyncIterator[Effect]:
         """Async twin of `Effects.unknown`."""
-        async for each in self._bridge.iterate(self._effects.unknown):
+        async for each in self._bridge.iterate(
+            self._effects.unknown, thread_id=thread_id, namespace=namespace, run_id=run_id
+        ):
             yield each
 
     def put(self, draft: Draft, intents: Iterable[Intent]) -> None:

@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from treering.effects import Intent
+
 
 def test_memory_keeps_versions_and_finds(client):
     path = "/memory/alice%2Ftone"
@@ -114,3 +116,21 @@ def test_a_broken_body_says_what_is_wrong(client, body, word):
 def test_a_form_of_another_page_is_no_json(client):
     answer = client.post("/store/gc", content=b"{}", headers={"content-type": "text/plain"})
     assert answer.status_code == 422
+
+
+def test_effects_are_listed_and_decided_about(client, store):
+    intents = [Intent(tool="pay", arguments={"amount": n}, thread_id="t", run_id="r") for n in range(3)]
+    store.effects.plan(*intents)
+    store.effects.begin(intents[1].id).leave()
+    first = client.get("/effects?thread=t&limit=2").json()
+    rest = client.get(f"/effects?thread=t&limit=2&cursor={first['next_cursor']}").json()
+    assert [each["effect"]["arguments"]["amount"] for each in first["effects"] + rest["effects"]] == [2, 1, 0]
+    (unknown,) = client.get("/effects?status=unknown").json()["effects"]
+    assert unknown["key"] == f"treering-{intents[1].id}"
+    path = f"/effects/{intents[1].id}"
+    done = client.post(f"{path}/decision", json={"decision": "happened", "result": "tx_81", "by": "alice"})
+    assert (done.json()["effect"]["result"], done.json()["effect"]["decided_by"]) == ("tx_81", "alice")
+    assert client.get(path).json() == done.json()
+    assert client.post(f"{path}/decision", json={"decision": "retry"}).status_code == 409
+    assert client.post(f"{path}/decision", json={"decision": "perhaps"}).status_code == 422
+    assert client.get("/effects/nothing").status_code == 404

@@ -19,7 +19,6 @@ import msgspec
 
 from treering.agent.messages import Call, Context, ToolCall
 from treering.agent.tools import Tool, result_text
-from treering.core.clock import to_iso
 from treering.effects.effects import Attempt, Effect, Intent, Outcome
 from treering.errors import InvalidInput
 
@@ -174,7 +173,7 @@ def question_about(effect: Effect) -> dict[str, Any]:
         "idempotency_key": effect.key if effect.takes_key else None,
         "attempt": effect.attempt,
         "owner": effect.owner,
-        "started_at": None if effect.started_at_us is None else to_iso(effect.started_at_us),
+        "started_at": effect.started_at,
         "note": effect.note,
     }
 

@@ -21,6 +21,7 @@ from typer.models import CommandInfo, TyperInfo
 
 from treering.cli import (
     doctor,
+    effects,
     limits,
     maintenance,
     memory,
@@ -106,6 +107,7 @@ for commands in (
     workspaces,
     sandbox,
     runs,
+    effects,
     limits,
     transfer,
     maintenance,

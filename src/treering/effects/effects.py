@@ -33,6 +33,7 @@ import os
 import threading
 import time
 from contextlib import suppress
+from itertools import dropwhile, islice
 from socket import gethostname
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
@@ -171,6 +172,16 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
         """When it was planned, ISO 8601 with offset."""
         return to_iso(self.planned_at_us)
 
+    @property
+    def started_at(self) -> str | None:
+        """When the last attempt began."""
+        return None if self.started_at_us is None else to_iso(self.started_at_us)
+
+    @property
+    def ended_at(self) -> str | None:
+        """When its outcome was stored."""
+        return None if self.ended_at_us is None else to_iso(self.ended_at_us)
+
     def describe(self) -> str:
         """Return it as a line of text, for messages."""
         of = "" if self.thread_id is None else f" of thread {self.thread_id!r}"
@@ -236,43 +247,45 @@ class Effects:
         namespace: str = "",
         run_id: str | None = None,
         status: Status | None = None,
+        after: str | None = None,
         last: int | None = None,
     ) -> Iterator[Effect]:
-        """List effects, newest first: those of a thread or run, with this status."""
+        """List effects, newest first: those of a thread or run, with this status.
+
+        ``after`` continues behind an effect. With ``status="unknown"``, an effect whose process is gone
+        without an outcome, and which may not be repeated, becomes unknown first.
+        """
         if status is not None and status not in get_args(Status):
             raise InvalidInput(f"status={status!r} is invalid; use {', '.join(get_args(Status))}")
-        if status is not None and status not in FINISHED:
-            ids: Iterator[str] = iter(sorted(self._ledger.open_ids(), reverse=True))
-        else:
+        if status is None or status in FINISHED:
             ids = self._ledger.planned_ids(thread_id, namespace, run_id)
-        found = 0
-        for effect_id in ids:
-            stored = self._ledger.stored(effect_id)
-            if stored is None:
-                continue
-            row = stored.row
-            if (
-                (status is None or row.status == status)
-                and (run_id is None or row.run == run_id)
-                and (thread_id is None or (row.thread, row.namespace) == (thread_id, namespace))
-            ):
-                yield self._ledger.effect(stored)
-                found += 1
-                if found == last:
-                    return
+        else:
+            ids = iter(sorted(self._ledger.open_ids(), reverse=True))
+        if after is not None:
+            ids = dropwhile(lambda each: each != after, ids)
+            next(ids, None)
+        found = (self._settled(each, status) for each in ids)
+        wanted = (
+            self._ledger.effect(each)
+            for each in found
+            if each is not None
+            and (status is None or each.row.status == status)
+            and (run_id is None or each.row.run == run_id)
+            and (thread_id is None or (each.row.thread, each.row.namespace) == (thread_id, namespace))
+        )
+        yield from islice(wanted, last)
 
-    def unknown(self) -> Iterator[Effect]:
-        """List the effects that wait for a decision, newest first.
+    def unknown(
+        self, *, thread_id: str | None = None, namespace: str = "", run_id: str | None = None
+    ) -> Iterator[Effect]:
+        """List the effects that wait for a decision, newest first; see `list`."""
+        yield from self.list(thread_id=thread_id, namespace=namespace, run_id=run_id, status="unknown")
 
-        An effect whose process is gone without an outcome, and which may not be repeated, becomes unknown
-        here.
-        """
-        for effect_id in sorted(self._ledger.open_ids(), reverse=True):
-            stored = self._ledger.stored(effect_id)
-            if stored is not None and stored.row.status == "started":
-                stored = self._ledger.settle(stored)
-            if stored is not None and stored.row.status == "unknown":
-                yield self._ledger.effect(stored)
+    def _settled(self, effect_id: str, status: Status | None) -> _Stored | None:
+        stored = self._ledger.stored(effect_id)
+        if stored is not None and stored.row.status == "started" and status == "unknown":
+            return self._ledger.settle(stored)
+        return stored
 
     # Making a call
     def put(self, draft: Draft, intents: Iterable[Intent]) -> None:

@@ -36,6 +36,7 @@ ROUTES: Final = (
     "otlp",
     "live",
     "limits",
+    "effects",
 )
 """The modules of `treering.server.routes`. Each defines ``ENDPOINTS``, ``routes(state)`` for streams, or
 both.

@@ -1,0 +1,48 @@
+"""treering effects, as it is typed."""
+
+from __future__ import annotations
+
+import pytest
+
+import treering
+from treering.effects import Intent
+
+
+@pytest.fixture
+def effect(tmp_path):
+    """An effect that nobody knows the outcome of."""
+    with treering.open(tmp_path / ".treering") as store:
+        intent = Intent(tool="pay", arguments={"to": "\x1b[31mbob"}, thread_id="t", run_id="r")
+        store.effects.plan(intent)
+        store.effects.begin(intent.id).leave(note="killed")
+    return intent.id
+
+
+def test_effects_are_listed_and_shown(run, effect) -> None:
+    header, line = run("effects", "list").out.splitlines()
+    assert header.split() == ["id", "planned", "status", "attempts", "tool", "thread", "arguments"]
+    assert (effect in line, "unknown" in line, "\x1b" in line) == (True, True, False)
+    assert [each["id"] for each in run("effects", "list", "--unknown", "--json").json] == [effect]
+    assert run("effects", "list", "--thread", "u").out == "no effects\n"
+    shown = run("effects", "show", effect[:14]).out
+    assert f"key         treering-{effect}" in shown
+    assert "note        killed" in shown
+    wrong = run("effects", "list", "--status", "lost")
+    assert (wrong.code, "status='lost' is invalid" in wrong.err) == (2, True)
+
+
+def test_a_person_decides(run, effect) -> None:
+    done = run("effects", "resolve", effect, "--result", '{"tx": 81}', "--by", "alice")
+    assert done.out == f"pay ({effect}) happened; its thread goes on with the result\n"
+    found = run("effects", "show", effect, "--json").json
+    assert (found["status"], found["result"], found["decided_by"]) == ("done", {"tx": 81}, "alice")
+    again = run("effects", "retry", effect)
+    assert (again.code, "is not unknown" in again.err) == (4, True)
+    assert run("effects", "list", "--unknown").out == "no effects\n"
+
+
+@pytest.mark.parametrize("verb, status", [("retry", "planned"), ("abandon", "abandoned")])
+def test_a_person_retries_or_gives_up(run, effect, verb, status) -> None:
+    assert run("effects", verb, effect, "--note", "asked the bank").code == 0
+    found = run("effects", "show", effect, "--json").json
+    assert (found["status"], found["note"]) == (status, "asked the bank")
