@@ -143,7 +143,7 @@ def retry(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Say that an unknown effect did not happen, so it is called again."""
+    """Say that an unknown effect did not happen: call again."""
     with place.existing() as opened:
         effect = opened.effects.retry(effect_id, by=by, note=note)
     _decided(effect, "did not happen; the next run of its thread makes the call", as_json=as_json)
