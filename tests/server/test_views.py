@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from treering.effects import Intent
+from treering.effects import Attempt, Intent
 
 
 def test_memory_keeps_versions_and_finds(client):
@@ -121,7 +121,9 @@ def test_a_form_of_another_page_is_no_json(client):
 def test_effects_are_listed_and_decided_about(client, store):
     intents = [Intent(tool="pay", arguments={"amount": n}, thread_id="t", run_id="r") for n in range(3)]
     store.effects.plan(*intents)
-    store.effects.begin(intents[1].id).leave()
+    begun = store.effects.begin(intents[1].id)
+    assert isinstance(begun, Attempt)
+    begun.leave()
     first = client.get("/effects?thread=t&limit=2").json()
     rest = client.get(f"/effects?thread=t&limit=2&cursor={first['next_cursor']}").json()
     assert [each["effect"]["arguments"]["amount"] for each in first["effects"] + rest["effects"]] == [2, 1, 0]
