@@ -62,10 +62,10 @@ def open_bare(path: Path, durability: str, *, busy_seconds: float = 0.0) -> sqli
 
 SPACE = "UPDATE space SET seq = ?, committed_at_us = ? WHERE no = 1"
 COMMIT = (
-    "INSERT INTO commits (no, space, batch, first_seq, last_seq, committed_at_us, receipt) "
-    "VALUES (?, 1, ?, ?, ?, ?, ?)"
+    "INSERT INTO commits (space, no, batch, first_seq, last_seq, committed_at_us, receipt) "
+    "VALUES (1, ?, ?, ?, ?, ?, ?)"
 )
-BODY = "INSERT INTO body (key, scope, frame) VALUES (?, 1, ?)"
+BODY = "INSERT INTO body (space, key, scope, frame) VALUES (1, ?, 1, ?)"
 EVENT = (
     "INSERT INTO event (space, seq, day, id, commit_no, kind, ts_us, scope, body) "
     "VALUES (1, ?, ?, ?, ?, 'step', ?, 1, '0.0')"

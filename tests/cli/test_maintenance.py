@@ -193,7 +193,7 @@ class TestVerify:
             flipped = database.execute(
                 "UPDATE object"
                 " SET frame = CAST(substr(frame, 1, 20) || x'00ff00ff' || substr(frame, 25) AS BLOB)"
-                " WHERE no = (SELECT min(no) FROM object WHERE frame IS NOT NULL)"
+                " WHERE name = (SELECT min(name) FROM object WHERE frame IS NOT NULL)"
             )
             assert flipped.rowcount == 1
         database.close()

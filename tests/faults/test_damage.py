@@ -143,8 +143,8 @@ def test_a_flipped_byte_in_an_object_names_it(location: StoreLocation):
     (name,) = load(3).objects
     scribble(
         location,
-        "UPDATE object SET frame = ? WHERE no = ?",
-        f"SELECT frame, no FROM object WHERE name = x'{name}'",
+        "UPDATE object SET frame = ? WHERE name = ?",
+        f"SELECT frame, name FROM object WHERE name = x'{name}'",
     )
     is_reported(location, lambda store: store.engine.get(SPACE, [object_address(name)]), name)
 

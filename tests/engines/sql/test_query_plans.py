@@ -28,8 +28,8 @@ class RecordingSession:
 
 
 QUERIES = {
-    ("event_scope (scope=? AND kind=?",): EventQuery(kinds=("checkpoint",), scope="/thread/t"),
-    ("event_thread (space=? AND thread=? AND kind=?", "event_scope (scope=? AND kind=?"): EventQuery(
+    ("event_scope (space=? AND scope=? AND kind=?",): EventQuery(kinds=("checkpoint",), scope="/thread/t"),
+    ("event_thread (space=? AND thread=? AND kind=?", "event_scope (space=? AND scope=? AND kind=?"): EventQuery(
         kinds=("transcript",), thread="/t"
     ),
     ("event_run (space=? AND run=?",): EventQuery(run="r", order="time"),

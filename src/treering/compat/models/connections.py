@@ -329,7 +329,8 @@ def _address(column: str, alias: str) -> str:
     """The address in a column of a row; one in the same commit is stored in short form."""
     return (
         f"CASE WHEN substr({column}, 2, 1) = ':' THEN {column} ELSE "
-        f"(SELECT 's:' || c.batch || ':' FROM commits c WHERE c.no = {alias}.commit_no) || {column} END"
+        f"(SELECT 's:' || c.batch || ':' FROM commits c "
+        f"WHERE c.space = {alias}.space AND c.no = {alias}.commit_no) || {column} END"
     )
 
 

@@ -212,40 +212,50 @@ class PostgresTextIndex(TextIndex):
         """Nothing to create: all collections share the table."""
 
     def add(
-        self, session: Session, collection: int, tokens: Tokens, texts: Sequence[tuple[int, str, str]]
+        self,
+        session: Session,
+        space: int,
+        collection: int,
+        tokens: Tokens,
+        texts: Sequence[tuple[int, str, str]],
     ) -> None:
         """Index texts, given as number, namespace and text."""
         session.execute_many(
-            "INSERT INTO fts (no, collection, namespace, terms) VALUES (?, ?, ?, ?)",
+            "INSERT INTO fts (space, no, collection, namespace, terms) VALUES (?, ?, ?, ?, ?)",
             [
-                (no, collection, space, _vector(text, tokens, _marks(collection, space)))
-                for no, space, text in texts
+                (space, no, collection, namespace, _vector(text, tokens, _marks(collection, namespace)))
+                for no, namespace, text in texts
             ],
         )
 
-    def drop(self, session: Session, collection: int, text: tuple[int, str, str]) -> None:
+    def drop(self, session: Session, space: int, collection: int, text: tuple[int, str, str]) -> None:
         """Remove one text."""
         del collection
-        session.execute("DELETE FROM fts WHERE no = ?", (text[0],))
+        session.execute("DELETE FROM fts WHERE space = ? AND no = ?", (space, text[0]))
 
     def remove(self, session: Session, space: int, numbers: Sequence[int]) -> int:
         """Remove texts and their rows; unlike FTS5, their numbers are enough."""
-        del space
-        chosen = [(number,) for number in set(numbers)]
-        session.execute_many("DELETE FROM fts WHERE no = ?", chosen)
-        session.execute_many("DELETE FROM text WHERE no = ?", chosen)
+        chosen = [(space, number) for number in set(numbers)]
+        session.execute_many("DELETE FROM fts WHERE space = ? AND no = ?", chosen)
+        session.execute_many("DELETE FROM text WHERE space = ? AND no = ?", chosen)
         return len(chosen)
 
-    def clear(self, session: Session, collection: int, tokens: Tokens) -> None:
+    def clear(self, session: Session, space: int, collection: int, tokens: Tokens) -> None:
         """Remove all texts of a collection."""
         del tokens
-        session.execute("DELETE FROM fts WHERE collection = ?", (collection,))
+        session.execute("DELETE FROM fts WHERE space = ? AND collection = ?", (space, collection))
 
     def optimize(self, session: Session, collections: Sequence[int]) -> None:
         """Nothing to do: no query finds a deleted row."""
 
     def find(
-        self, session: Session, collection: int, tokens: Tokens, terms: Sequence[str], query: SearchQuery
+        self,
+        session: Session,
+        space: int,
+        collection: int,
+        tokens: Tokens,
+        terms: Sequence[str],
+        query: SearchQuery,
     ) -> list[tuple[int, float]]:
         """Return numbers and scores of texts that contain any of the terms, best first."""
         wanted = [_quoted(lexeme) for lexeme in dict.fromkeys(_query_lexemes(terms, tokens))][:_MOST_LEXEMES]
@@ -254,7 +264,8 @@ class PostgresTextIndex(TextIndex):
         only = [query.namespace] if query.namespace is not None else []
         mark = _quoted(_marks(collection, query.namespace)[-1])
         match = f"{mark} & ( {' | '.join(wanted)} )"
-        parameters = (*wanted, match, collection, *only, collection, *only, _COUNT_LIMIT, query.limit)
+        where = (space, collection, *only)
+        parameters = (*wanted, match, *where, *where, _COUNT_LIMIT, query.limit)
         return [(no, score) for no, score in session.rows(_find_sql(len(wanted), bool(only)), parameters)]
 
 
@@ -266,7 +277,7 @@ def _find_sql(count: int, in_namespace: bool) -> str:  # noqa: FBT001 - a key of
     within two percent. The rest is BM25 with its usual k1 = 1.2 and b = 0.75.
     """
     numbers = range(count)
-    only = "collection = ?" + (" AND namespace = ?" if in_namespace else "")
+    only = "space = ? AND collection = ?" + (" AND namespace = ?" if in_namespace else "")
     ranks = ", ".join(f"ts_rank('{{1,1,1,1}}', terms, ?::tsquery)::float8 AS r{i}" for i in numbers)
     holders = ", ".join(f"(count(*) FILTER (WHERE r{i} > 0))::float8 AS h{i}" for i in numbers)
     weights = ", ".join(f"ln(1 + (most - h{i} + 0.5) / (h{i} + 0.5)) AS w{i}" for i in numbers)

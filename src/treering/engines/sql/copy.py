@@ -70,19 +70,21 @@ if TYPE_CHECKING:
 
 
 _COMMIT: Final = (
-    "INSERT INTO commits (no, space, batch, first_seq, last_seq, committed_at_us, receipt) "
+    "INSERT INTO commits (space, no, batch, first_seq, last_seq, committed_at_us, receipt) "
     "VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
-_BODY: Final = "INSERT INTO body (key, scope, frame) VALUES (?, ?, ?) ON CONFLICT (key) DO NOTHING"
+_BODY: Final = "INSERT INTO body (space, key, scope, frame) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
 _EVENT: Final = (
     f"INSERT INTO event ({', '.join(EVENT_COLUMNS)}) VALUES ({', '.join('?' * len(EVENT_COLUMNS))}) "
     "ON CONFLICT DO NOTHING"
 )
 _LIST: Final = (
-    "INSERT INTO list (no, space, id, scope, parent, start, length, depth, seq) "
+    "INSERT INTO list (space, no, id, scope, parent, start, length, depth, seq) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_ITEM: Final = "INSERT INTO item (key, kind, frame, address) VALUES (?, ?, ?, ?) ON CONFLICT (key) DO NOTHING"
+_ITEM: Final = (
+    "INSERT INTO item (space, key, kind, frame, address) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+)
 _REF: Final = (
     "INSERT INTO ref (space, name, scope, version, value, links, seq, changed_at_us) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (space, name) DO UPDATE SET scope = excluded.scope, "
@@ -91,8 +93,9 @@ _REF: Final = (
     "OR (ref.version = excluded.version AND ref.seq < excluded.seq)"
 )
 _TEXT: Final = (
-    "SELECT t.name, t.namespace, s.name, t.source FROM collection c JOIN text t ON t.collection = c.no "
-    "JOIN scope s ON s.no = t.scope WHERE c.space = ? AND c.name = ? AND t.name IN (@)"
+    "SELECT t.name, t.namespace, s.name, t.source FROM collection c "
+    "JOIN text t ON t.space = c.space AND t.collection = c.no "
+    "JOIN scope s ON s.space = t.space AND s.no = t.scope WHERE c.space = ? AND c.name = ? AND t.name IN (@)"
 )
 
 
@@ -137,8 +140,8 @@ class _Loader:
         if new:
             numbers = dict(zip(new, self._session.numbers("scope", len(new)), strict=True))
             self._session.run_many(
-                "INSERT INTO scope (no, space, name) VALUES (?, ?, ?)",
-                [(no, self._space, name) for name, no in numbers.items()],
+                "INSERT INTO scope (space, no, name) VALUES (?, ?, ?)",
+                [(self._space, no, name) for name, no in numbers.items()],
             )
             self._scopes |= numbers
 
@@ -149,8 +152,8 @@ class _Loader:
             _COMMIT,
             [
                 (
-                    no,
                     self._space,
+                    no,
                     receipt.batch,
                     receipt.first_seq,
                     receipt.last_seq,
@@ -166,7 +169,7 @@ class _Loader:
         self._many(
             _BODY,
             [
-                (body_key(commits[row.batch], row.part), self._scopes[row.scope], frame)
+                (self._space, body_key(commits[row.batch], row.part), self._scopes[row.scope], frame)
                 for row, frame in rows
                 if row.batch in commits
             ],
@@ -205,11 +208,11 @@ class _Loader:
             "list", "id", {*named, *(row.info.parent for row in rows if row.info.parent)}
         )
         grown = [
-            (row.info.length, row.seq, numbers[row.info.list], row.seq)
+            (row.info.length, row.seq, self._space, numbers[row.info.list], row.seq)
             for row in rows
             if row.info.list in numbers
         ]
-        self._many("UPDATE list SET length = ?, seq = ? WHERE no = ? AND seq < ?", grown)
+        self._many("UPDATE list SET length = ?, seq = ? WHERE space = ? AND no = ? AND seq < ?", grown)
         new = [row for row in rows if row.info.list not in numbers]
         fresh: list[Any] = []
         for row, no in zip(new, self._numbers("list", len(new)), strict=True):
@@ -220,21 +223,27 @@ class _Loader:
             parent = None if info.parent is None else numbers[info.parent]
             scope = self._scopes[info.scope]
             fresh.append(
-                (no, self._space, info.list, scope, parent, info.start, info.length, info.depth, row.seq)
+                (self._space, no, info.list, scope, parent, info.start, info.length, info.depth, row.seq)
             )
         self._many(_LIST, fresh)
 
     def items(self, rows: Sequence[tuple[ItemRow, bytes | None]]) -> None:
         lists = self._existing_numbers("list", "id", [row.list for row, _ in rows])
         found = [
-            (item_key(lists[row.list], row.position), None, None, row.item)
+            (self._space, item_key(lists[row.list], row.position), None, None, row.item)
             if isinstance(row.item, str)
-            else (item_key(lists[row.list], row.position), KIND_NUMBERS[row.item.kind], frame, None)
+            else (
+                self._space,
+                item_key(lists[row.list], row.position),
+                KIND_NUMBERS[row.item.kind],
+                frame,
+                None,
+            )
             for row, frame in rows
             if row.list in lists
         ]
-        bound = positions_in_item_blocks(self._session, [key for key, *_ in found])
-        self._many(_ITEM, [row for row in found if row[0] not in bound] if bound else found)
+        bound = positions_in_item_blocks(self._session, self._space, [row[1] for row in found])
+        self._many(_ITEM, [row for row in found if row[1] not in bound] if bound else found)
 
     def texts(self, rows: Sequence[TextRow]) -> None:
         by_collection: dict[str, list[TextRow]] = {}
@@ -395,9 +404,9 @@ class _Export:
         """Read pack by pack in file order, so that each frame is decompressed for one slice only."""
         pack, *place, name = key or (0, 0, 0, "")
         rows = session.rows(
-            'SELECT name, size, "offset", inner_offset FROM object WHERE pack = ? '
+            'SELECT name, size, "offset", inner_offset FROM object WHERE space = ? AND pack = ? '
             'AND ("offset", inner_offset, name) > (?, ?, ?) ORDER BY "offset", inner_offset, name LIMIT ?',
-            (pack, *place, bytes.fromhex(name), SLICE_ROWS),
+            (self._space, pack, *place, bytes.fromhex(name), SLICE_ROWS),
         )
         if not rows:
             following = session.rows(
@@ -422,7 +431,8 @@ class _Export:
         batch, part = key or ("", -1)
         rows = session.rows(
             "SELECT c.batch, b.key, length(b.frame) FROM commits c "
-            "JOIN body b ON b.key > c.no * 65536 + CASE WHEN c.batch = ? THEN ? ELSE -1 END "
+            "JOIN body b ON b.space = c.space "
+            "AND b.key > c.no * 65536 + CASE WHEN c.batch = ? THEN ? ELSE -1 END "
             "AND b.key < (c.no + 1) * 65536 WHERE c.space = ? AND c.batch >= ? "
             "ORDER BY c.batch, b.key LIMIT ?",
             (batch, part, self._space, batch, SLICE_ROWS),
@@ -432,8 +442,10 @@ class _Export:
             at: (scope, bytes(frame))
             for at, scope, frame in rows_in_chunks(
                 session,
-                "SELECT b.key, s.name, b.frame FROM body b JOIN scope s ON s.no = b.scope WHERE b.key IN (@)",
-                (),
+                "SELECT b.key, s.name, b.frame FROM body b "
+                "JOIN scope s ON s.space = b.space AND s.no = b.scope "
+                "WHERE b.space = ? AND b.key IN (@)",
+                (self._space,),
                 [row[1] for row in page],
             )
         }
@@ -470,7 +482,8 @@ class _Export:
         depth, after = key or (0, "")
         rows = session.rows(
             "SELECT l.id, s.name, p.id, l.start, l.length, l.depth, l.seq FROM list l "
-            "JOIN scope s ON s.no = l.scope LEFT JOIN list p ON p.no = l.parent "
+            "JOIN scope s ON s.space = l.space AND s.no = l.scope "
+            "LEFT JOIN list p ON p.space = l.space AND p.no = l.parent "
             "WHERE l.space = ? AND l.depth = ? AND l.id > ? ORDER BY l.id LIMIT ?",
             (self._space, depth, after, SLICE_ROWS),
         )
@@ -491,8 +504,10 @@ class _Export:
     def items(self, session: Session, key: Key) -> _ExportPage:
         list_id, position = key or ("", -1)
         rows = session.rows(
-            "SELECT l.id, i.key, i.kind, i.address, length(i.frame) FROM list l "
-            "JOIN item i ON i.key > l.no * 4294967296 + CASE WHEN l.id = ? THEN ? ELSE -1 END "
+            "SELECT l.id, i.key, i.kind, i.address, length(i.frame) "
+            "FROM list l "
+            "JOIN item i ON i.space = l.space "
+            "AND i.key > l.no * 4294967296 + CASE WHEN l.id = ? THEN ? ELSE -1 END "
             "AND i.key < (l.no + 1) * 4294967296 WHERE l.space = ? AND l.id >= ? "
             "ORDER BY l.id, i.key LIMIT ?",
             (list_id, position, self._space, list_id, SLICE_ROWS),
@@ -502,8 +517,8 @@ class _Export:
             at: bytes(frame)
             for at, frame in rows_in_chunks(
                 session,
-                "SELECT key, frame FROM item WHERE key IN (@)",
-                (),
+                "SELECT key, frame FROM item WHERE space = ? AND key IN (@)",
+                (self._space,),
                 [row[1] for row in page if row[3] is None],
             )
         }
@@ -525,8 +540,9 @@ class _Export:
         collection, after = key or ("", "")
         rows = session.rows(
             "SELECT c.name, c.tokens, t.name, t.namespace, s.name, t.source FROM collection c "
-            "JOIN text t ON t.collection = c.no AND t.name > CASE WHEN c.name = ? THEN ? ELSE '' END "
-            "JOIN scope s ON s.no = t.scope WHERE c.space = ? AND c.name >= ? "
+            "JOIN text t ON t.space = c.space AND t.collection = c.no "
+            "AND t.name > CASE WHEN c.name = ? THEN ? ELSE '' END "
+            "JOIN scope s ON s.space = t.space AND s.no = t.scope WHERE c.space = ? AND c.name >= ? "
             "ORDER BY c.name, t.name LIMIT ?",
             (collection, after, self._space, collection, SLICE_ROWS),
         )

@@ -93,7 +93,7 @@ _PACKED: Final = (
     f'INSERT INTO object ({_COLUMNS}, pack, "offset", length, inner_offset) '
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (space, name) DO NOTHING"
 )
-_PACK: Final = "INSERT INTO pack (no, space, name, size, created_at_us) VALUES (?, ?, ?, ?, ?)"
+_PACK: Final = "INSERT INTO pack (space, no, name, size, created_at_us) VALUES (?, ?, ?, ?, ?)"
 
 
 class _AlreadyStored(Exception):
@@ -288,7 +288,7 @@ def insert_pack(database: Database, space: int, folder: str, pack: Pack, *, begu
 def insert_pack_row(session: Session, space: int, folder: str, pack: Pack, *, now_us: int) -> int:
     """Insert the row of a pack; return its number."""
     (no,) = session.numbers("pack", 1)
-    session.run(_PACK, (no, space, blob_name(folder, pack), pack.size, now_us))
+    session.run(_PACK, (space, no, blob_name(folder, pack), pack.size, now_us))
     return no
 
 
@@ -347,14 +347,14 @@ _DELETED: Final = failpoints.declare(
     "repack.deleted", "the file of an empty pack is deleted, its row is there"
 )
 
-_INSIDE: Final = "SELECT name FROM object WHERE pack = ?"
+_INSIDE: Final = "SELECT name FROM object WHERE space = ? AND pack = ?"
 _MOVE: Final = (
     'UPDATE object SET pack = ?, "offset" = ?, length = ?, inner_offset = ? '
     "WHERE space = ? AND name = ? AND pack = ?"
 )
 _EMPTY: Final = (
     "SELECT no, name, size FROM pack p WHERE space = ? "
-    "AND NOT EXISTS (SELECT 1 FROM object o WHERE o.pack = p.no) ORDER BY no LIMIT ?"
+    "AND NOT EXISTS (SELECT 1 FROM object o WHERE o.space = p.space AND o.pack = p.no) ORDER BY no LIMIT ?"
 )
 
 
@@ -375,9 +375,9 @@ def rewrite(
     while True:
         with database.reading() as session:
             rows = session.rows(
-                "SELECT name, size, created_at_us FROM pack WHERE no = ? AND space = ?", (pack_no, space)
+                "SELECT name, size, created_at_us FROM pack WHERE space = ? AND no = ?", (space, pack_no)
             )
-            inside = _inside(session, pack_no)
+            inside = _inside(session, space, pack_no)
         if not rows:
             return 0
         ((old_name, old_size, created_at_us),) = rows
@@ -389,7 +389,7 @@ def rewrite(
         switch = _Switch(space, folder, pack_no, inside, drop, new, begun_us, created_at_us)
         if switch.run(database):
             failpoints.hit(_SWITCHED)
-            _delete(database, blobs, [(pack_no, old_name)])
+            _delete(database, blobs, space, [(pack_no, old_name)])
             return old_size - (new.size if new is not None else 0)
         if new is not None:
             blobs.delete([blob_name(folder, new)])  # another process changed it: look again
@@ -410,7 +410,7 @@ def packs_with_strays(database: Database, blobs: Blobs | None, space: int) -> li
             )
         for no, name, size in packs:
             with database.reading() as session:
-                inside = _inside(session, no)
+                inside = _inside(session, space, no)
             if inside and not inside.issuperset(names_in(blobs, name, size)):
                 found.append(no)
         if len(packs) < _PAGE:
@@ -427,7 +427,7 @@ def delete_empty(database: Database, blobs: Blobs | None, space: int) -> int:
             rows = session.rows(_EMPTY, (space, _PAGE))
         if not rows or blobs is None:
             return freed
-        _delete(database, blobs, [(no, name) for no, name, _ in rows])
+        _delete(database, blobs, space, [(no, name) for no, name, _ in rows])
         freed += sum(size for _, _, size in rows)
 
 
@@ -475,8 +475,8 @@ def _last_part(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _inside(session: Session, pack_no: int) -> set[str]:
-    return {bytes(name).hex() for (name,) in session.rows(_INSIDE, (pack_no,))}
+def _inside(session: Session, space: int, pack_no: int) -> set[str]:
+    return {bytes(name).hex() for (name,) in session.rows(_INSIDE, (space, pack_no))}
 
 
 def _without(blobs: Blobs, name: str, keep: set[str], new_salt: Callable[[], bytes]) -> Pack | None:
@@ -514,7 +514,7 @@ class _Switch(NamedTuple):
         with database.writing(self.space) as session:
             now_us = database.now_us()
             late = now_us - self.begun_us > LINGER_SECONDS * 1_000_000
-            if late or _inside(session, self.old_no) != self.inside:
+            if late or _inside(session, self.space, self.old_no) != self.inside:
                 return False
             invalidate_caches(session, self.space)
             session.run_many(
@@ -533,17 +533,18 @@ class _Switch(NamedTuple):
         return True
 
 
-def _delete(database: Database, blobs: Blobs, packs: list[tuple[int, str]]) -> None:
+def _delete(database: Database, blobs: Blobs, space: int, packs: list[tuple[int, str]]) -> None:
     """Delete files, then their rows."""
     blobs.delete([name for _, name in packs])
     failpoints.hit(_DELETED)
     with database.writing() as session:
-        session.run_many("DELETE FROM pack WHERE no = ?", [(no,) for no, _ in packs])
+        session.run_many("DELETE FROM pack WHERE space = ? AND no = ?", [(space, no) for no, _ in packs])
 
 
 _SELECT: Final = (
     'SELECT o.name, o.kind, o.frame, p.name, o.size, o."offset", o.length, o.inner_offset, o.pack '
-    "FROM object o LEFT JOIN pack p ON p.no = o.pack WHERE o.space = ? AND o.name IN (@)"
+    "FROM object o LEFT JOIN pack p ON p.space = o.space AND p.no = o.pack WHERE o.space = ? "
+    "AND o.name IN (@)"
 )
 
 

@@ -76,26 +76,30 @@ MAX_BLOCK: Final = 64
 _TREE: Final = KIND_NUMBERS["tree"]
 _SELECT: Final = (
     "SELECT key, kind, frame, address FROM item "
-    "WHERE key >= coalesce((SELECT max(key) FROM item WHERE key >= ? AND key <= ?), ?) AND key < ? "
+    "WHERE space = ? AND key >= coalesce("
+    "(SELECT max(key) FROM item WHERE space = ? AND key >= ? AND key <= ?), ?) AND key < ? "
     "ORDER BY key"
 )
 """Starts at the row that holds the first position, which may have a lower key."""
 
-_BLOCKS: Final = "SELECT key, kind FROM item WHERE key > ? AND key <= ? AND kind < 0"
+_BLOCKS: Final = "SELECT key, kind FROM item WHERE space = ? AND key > ? AND key <= ? AND kind < 0"
 
 ITEM_COUNT: Final = "CASE WHEN i.kind < 0 THEN -i.kind ELSE 1 END"
 """The number of items in a row ``i``."""
 
 
 def pack_item_blocks(items: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
-    """Return rows of new items (key, kind, frame, address) with neighbouring items packed into blocks."""
+    """Return rows of new items with neighbouring items packed into blocks.
+
+    A row is space, key, kind, frame and address.
+    """
     bound: list[Sequence[Any]] = []
     run: list[Sequence[Any]] = []
-    for row in sorted(items, key=itemgetter(0)):
-        if run and (row[0] != run[-1][0] + 1 or len(run) == MAX_BLOCK):
+    for row in sorted(items, key=itemgetter(0, 1)):
+        if run and (row[1] != run[-1][1] + 1 or len(run) == MAX_BLOCK):
             bound += _pack_block(run)
             run = []
-        if row[2] is None or row[1] == _TREE:
+        if row[3] is None or row[2] == _TREE:
             bound += _pack_block(run)
             run = []
             bound.append(row)
@@ -107,8 +111,8 @@ def pack_item_blocks(items: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
 def _pack_block(run: list[Sequence[Any]]) -> list[Sequence[Any]]:
     if len(run) < MIN_BLOCK:
         return run
-    contents = [Content(kind_of(row[1], "a new item"), unseal(row[2], "a new item")) for row in run]
-    return [(run[0][0], -len(run), seal(pack_body(contents)), None)]
+    contents = [Content(kind_of(row[2], "a new item"), unseal(row[3], "a new item")) for row in run]
+    return [(*run[0][:2], -len(run), seal(pack_body(contents)), None)]
 
 
 def is_item_block(kind: Any) -> TypeGuard[int]:
@@ -124,17 +128,17 @@ def unpack_item_block(kind: int, frame: Any, where: str) -> list[Content]:
     return contents
 
 
-def positions_in_item_blocks(session: Session, keys: Iterable[int]) -> set[int]:
+def positions_in_item_blocks(session: Session, space: int, keys: Iterable[int]) -> set[int]:
     """Return the positions (as keys) that are in blocks already, of all lists that the keys belong to."""
     ranges: dict[int, tuple[int, int]] = {}
     for key in keys:
         first, last = ranges.get(key >> ITEM_POSITION_BITS, (key, key))
         ranges[key >> ITEM_POSITION_BITS] = min(first, key), max(last, key)
-    asked = [session.query(_BLOCKS, (first - MAX_BLOCK, last)) for first, last in ranges.values()]
+    asked = [session.query(_BLOCKS, (space, first - MAX_BLOCK, last)) for first, last in ranges.values()]
     return {position for rows in asked for key, kind in rows for position in range(key, key - kind)}
 
 
-def read_items(session: Session, list_no: int, run: ListRange) -> list[Content | Address]:
+def read_items(session: Session, space: int, list_no: int, run: ListRange) -> list[Content | Address]:
     """Return the items of a run: verified content, or its address.
 
     Each frame is released before the next is read, so they share memory.
@@ -146,7 +150,7 @@ def read_items(session: Session, list_no: int, run: ListRange) -> list[Content |
     headers: list[bytes] = []
     payloads: list[bytes] = []
     first = item_key(list_no, start)
-    bounds = (item_key(list_no, 0), first, first, item_key(list_no, stop))
+    bounds = (space, space, item_key(list_no, 0), first, first, item_key(list_no, stop))
     # The rows are not bound to a name: a traceback would keep them, and with them the log, open.
     for key, kind, frame, address in session.query(_SELECT, bounds):
         position = key & ITEM_POSITION_MASK
@@ -177,7 +181,8 @@ def read_items(session: Session, list_no: int, run: ListRange) -> list[Content |
 
 _LIST_COLUMNS: Final = (
     "SELECT l.id, s.name, p.id, l.start, l.length, l.depth, l.no, l.parent FROM list l "
-    "JOIN scope s ON s.no = l.scope LEFT JOIN list p ON p.no = l.parent"
+    "JOIN scope s ON s.space = l.space AND s.no = l.scope "
+    "LEFT JOIN list p ON p.space = l.space AND p.no = l.parent"
 )
 _LIST_ITSELF: Final = "SELECT no, parent, length FROM list WHERE space = ? AND id = ?"
 _BRIEF_SELECT: Final = "SELECT e.seq, e.id, e.kind, e.ts_us, e.data FROM event e"
@@ -237,7 +242,8 @@ def _slots(
         for part in parts
     }
     slots: dict[tuple[str, int], Sequence[Content]] = {}
-    for key, frame in rows_in_chunks(session, "SELECT key, frame FROM body WHERE key IN (@)", (), list(keys)):
+    sql = "SELECT key, frame FROM body WHERE space = ? AND key IN (@)"
+    for key, frame in rows_in_chunks(session, sql, (space,), list(keys)):
         batch, part = keys[key]
         where = f"body {part} of commit {batch!r}"
         slots[batch, part] = unpack_body(unseal(frame_of(frame, where), where), where)
@@ -257,7 +263,9 @@ def lineage(session: Session, space: int, list_id: str) -> list[tuple[ListInfo, 
                 f"list {list_id!r} has more ancestors than its depth says; "
                 "run verify, then restore it from a backup"
             )
-        rows = session.rows(f"{_LIST_COLUMNS} WHERE l.no = ?", (row[7],)) if row[7] is not None else []
+        parent = row[7]
+        sql = f"{_LIST_COLUMNS} WHERE l.space = ? AND l.no = ?"
+        rows = session.rows(sql, (space, parent)) if parent is not None else []
     return found
 
 
@@ -297,7 +305,7 @@ def read_list(
 def _fetch_items(
     session: Session, space: int, objects: Objects, list_no: int, run: ListRange
 ) -> list[Content]:
-    items = read_items(session, list_no, run)
+    items = read_items(session, space, list_no, run)
     elsewhere = [item for item in items if isinstance(item, str)]
     if not elsewhere:
         return items  # pyright: ignore[reportReturnType] - none of them is an address

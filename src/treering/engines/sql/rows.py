@@ -48,13 +48,15 @@ RECORD_SELECT: Final = (
     "e.thread, e.agent, e.name, e.model, e.role, e.status, "
     "e.input_tokens, e.cache_read_tokens, e.cache_write_tokens, "
     "e.cache_write_1h_tokens, e.output_tokens, e.reasoning_tokens, e.cost_nanos, e.currency, e.duration_us, "
-    "e.data, e.body, e.links FROM event e JOIN commits c ON c.no = e.commit_no "
-    "JOIN scope s ON s.no = e.scope LEFT JOIN run u ON u.space = e.space AND u.no = e.run"
+    "e.data, e.body, e.links FROM event e "
+    "JOIN commits c ON c.space = e.space AND c.no = e.commit_no "
+    "JOIN scope s ON s.space = e.space AND s.no = e.scope LEFT JOIN run u ON u.space = e.space "
+    "AND u.no = e.run"
 )
 
 REF_SELECT: Final = (
     "SELECT r.name, s.name, r.version, r.value, r.links, r.seq, r.changed_at_us "
-    "FROM ref r JOIN scope s ON s.no = r.scope"
+    "FROM ref r JOIN scope s ON s.space = r.space AND s.no = r.scope"
 )
 
 RUN: Final = (

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from treering.engines.sql.session import Database, Session
 
 _PAGE: Final = 500
-_INSERT: Final = "INSERT INTO text (no, collection, name, namespace, scope, source) VALUES (?, ?, ?, ?, ?, ?)"
+_INSERT: Final = (
+    "INSERT INTO text (space, no, collection, name, namespace, scope, source) VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
 
 
 class TextIndex:
@@ -39,9 +41,9 @@ class TextIndex:
         """Index (or remove) the texts of a batch; each name occurs once."""
         texts = encoded.batch.texts
         collections = self._collections(session, space, texts)
-        self.remove(session, space, _standing(session, collections, texts))
+        self.remove(session, space, _standing(session, space, collections, texts))
         kept = [pair for pair in zip(texts, encoded.words, strict=True) if pair[0].source is not None]
-        rows: list[tuple[int, int, str, str, int, str]] = []
+        rows: list[tuple[int, int, int, str, str, int, str]] = []
         entries: dict[tuple[int, Tokens], list[tuple[int, str, str]]] = {}
         for no, (text, words) in zip(session.numbers("text", len(kept)), kept, strict=True):
             assert text.source is not None  # noqa: S101 - chosen so
@@ -49,11 +51,13 @@ class TextIndex:
                 (content,) = get(session, space, self._objects, [text.source])
                 words = text_of(content)  # noqa: PLW2901 - the words were not in the batch itself
             collection = collections[text.collection]
-            rows.append((no, collection[0], text.name, text.namespace, scopes[text.scope], text.source))
+            rows.append(
+                (space, no, collection[0], text.name, text.namespace, scopes[text.scope], text.source)
+            )
             entries.setdefault(collection, []).append((no, text.namespace, words))
         session.execute_many(_INSERT, rows)
         for (collection, tokens), entry in entries.items():
-            self.add(session, collection, tokens, entry)
+            self.add(session, space, collection, tokens, entry)
 
     def search(self, session: Session, space: int, query: SearchQuery) -> SearchResult:
         """Return hits in one collection, best first."""
@@ -66,13 +70,13 @@ class TextIndex:
         scored: list[tuple[int, float]] = []
         if rows and terms:
             collection, tokens = rows[0]
-            scored = self.find(session, collection, tokens, terms, query)
+            scored = self.find(session, space, collection, tokens, terms, query)
         places = {
             no: (name, namespace, source)
             for no, name, namespace, source in rows_in_chunks(
                 session,
-                "SELECT no, name, namespace, source FROM text WHERE no IN (@)",
-                (),
+                "SELECT no, name, namespace, source FROM text WHERE space = ? AND no IN (@)",
+                (space,),
                 [no for no, _ in scored],
             )
         }
@@ -94,15 +98,15 @@ class TextIndex:
         rows = list(
             rows_in_chunks(
                 session,
-                "SELECT no, collection, namespace, source FROM text WHERE no IN (@)",
-                (),
+                "SELECT no, collection, namespace, source FROM text WHERE space = ? AND no IN (@)",
+                (space,),
                 sorted(set(numbers)),
             )
         )
         for no, collection, namespace, source in {row[0]: row for row in rows}.values():
             (content,) = get(session, space, self._objects, [Address(source)])
-            self.drop(session, collection, (no, namespace, text_of(content)))
-            session.run("DELETE FROM text WHERE no = ?", (no,))
+            self.drop(session, space, collection, (no, namespace, text_of(content)))
+            session.run("DELETE FROM text WHERE space = ? AND no = ?", (space, no))
         return len(set(numbers))
 
     def rebuild(self, database: Database, space: int) -> None:
@@ -111,18 +115,20 @@ class TextIndex:
             collections = session.rows("SELECT no, tokens FROM collection WHERE space = ?", (space,))
         for collection, tokens in collections:
             with database.writing(space) as session:
-                self.clear(session, collection, tokens)
+                self.clear(session, space, collection, tokens)
             after = 0
             while True:
                 with database.writing(space) as session:
                     rows = session.rows(
-                        "SELECT no, namespace, source FROM text WHERE collection = ? AND no > ? "
+                        "SELECT no, namespace, source FROM text WHERE space = ? AND collection = ? "
+                        "AND no > ? "
                         "ORDER BY no LIMIT ?",
-                        (collection, after, _PAGE),
+                        (space, collection, after, _PAGE),
                     )
                     contents = get(session, space, self._objects, [Address(row[2]) for row in rows])
                     self.add(
                         session,
+                        space,
                         collection,
                         tokens,
                         [
@@ -152,8 +158,8 @@ class TextIndex:
         for name, no in zip(new, session.numbers("collection", len(new)), strict=True):
             found[name] = no, wanted[name]
             session.execute(
-                "INSERT INTO collection (no, space, name, tokens) VALUES (?, ?, ?, ?)",
-                (no, space, name, wanted[name]),
+                "INSERT INTO collection (space, no, name, tokens) VALUES (?, ?, ?, ?)",
+                (space, no, name, wanted[name]),
             )
             self.create(session, no, wanted[name])
         return found
@@ -164,21 +170,32 @@ class TextIndex:
         raise NotImplementedError
 
     def add(
-        self, session: Session, collection: int, tokens: Tokens, texts: Sequence[tuple[int, str, str]]
+        self,
+        session: Session,
+        space: int,
+        collection: int,
+        tokens: Tokens,
+        texts: Sequence[tuple[int, str, str]],
     ) -> None:
         """Index texts: number, namespace, words."""
         raise NotImplementedError
 
-    def drop(self, session: Session, collection: int, text: tuple[int, str, str]) -> None:
+    def drop(self, session: Session, space: int, collection: int, text: tuple[int, str, str]) -> None:
         """Remove one text: number, namespace, words."""
         raise NotImplementedError
 
-    def clear(self, session: Session, collection: int, tokens: Tokens) -> None:
+    def clear(self, session: Session, space: int, collection: int, tokens: Tokens) -> None:
         """Remove all texts of a collection."""
         raise NotImplementedError
 
     def find(
-        self, session: Session, collection: int, tokens: Tokens, terms: Sequence[str], query: SearchQuery
+        self,
+        session: Session,
+        space: int,
+        collection: int,
+        tokens: Tokens,
+        terms: Sequence[str],
+        query: SearchQuery,
     ) -> list[tuple[int, float]]:
         """Return numbers and scores of texts that contain any of the terms, best first."""
         raise NotImplementedError
@@ -193,12 +210,14 @@ class TextIndex:
 
 
 def _standing(
-    session: Session, collections: dict[str, tuple[int, Tokens]], texts: Sequence[Text]
+    session: Session, space: int, collections: dict[str, tuple[int, Tokens]], texts: Sequence[Text]
 ) -> list[int]:
     """Return the numbers of the rows that currently have the names of these texts."""
     names: dict[int, list[str]] = {}
     for text in texts:
         names.setdefault(collections[text.collection][0], []).append(text.name)
-    sql = "SELECT no FROM text WHERE collection = ? AND name IN (@)"
-    asked = [query_in_chunks(session, sql, (collection,), wanted) for collection, wanted in names.items()]
+    sql = "SELECT no FROM text WHERE space = ? AND collection = ? AND name IN (@)"
+    asked = [
+        query_in_chunks(session, sql, (space, collection), wanted) for collection, wanted in names.items()
+    ]
     return [no for rows in asked for (no,) in rows]

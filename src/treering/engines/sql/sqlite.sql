@@ -18,8 +18,8 @@ CREATE TABLE space (
 );
 
 CREATE TABLE scope (
-  no INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
   space INTEGER NOT NULL,
+  no INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
   name TEXT NOT NULL,
   CONSTRAINT scope_space_name_key UNIQUE (space, name)
 );
@@ -33,8 +33,8 @@ CREATE TABLE run (
 CREATE INDEX run_name ON run (space, name);
 
 CREATE TABLE commits (
-  no INTEGER NOT NULL,
   space INTEGER NOT NULL,
+  no INTEGER NOT NULL,
   batch TEXT NOT NULL,
   first_seq INTEGER NOT NULL,
   last_seq INTEGER NOT NULL,
@@ -46,12 +46,13 @@ CREATE TABLE commits (
 );
 
 CREATE TABLE body (
+  space INTEGER NOT NULL,
   "key" INTEGER NOT NULL,
   scope INTEGER NOT NULL,
   frame BLOB NOT NULL,
   PRIMARY KEY ("key")
 );
-CREATE INDEX body_scope ON body (scope);
+CREATE INDEX body_scope ON body (space, scope);
 
 CREATE TABLE event (
   space INTEGER NOT NULL,
@@ -87,11 +88,10 @@ CREATE TABLE event (
   CONSTRAINT event_space_day_id_key UNIQUE (space, day, id)
 ) WITHOUT ROWID;
 CREATE INDEX event_run ON event (space, run, ts_us, seq) WHERE run IS NOT NULL;
-CREATE INDEX event_scope ON event (scope, kind, seq);
+CREATE INDEX event_scope ON event (space, scope, kind, seq);
 CREATE INDEX event_thread ON event (space, thread, kind, seq) WHERE thread > '';
 
 CREATE TABLE object (
-  no INTEGER NOT NULL,
   space INTEGER NOT NULL,
   name BLOB NOT NULL,
   kind SMALLINT NOT NULL,
@@ -103,23 +103,22 @@ CREATE TABLE object (
   "offset" INTEGER,
   length INTEGER,
   inner_offset INTEGER,
-  PRIMARY KEY (no),
-  CONSTRAINT object_space_name_key UNIQUE (space, name)
+  PRIMARY KEY (space, name)
 );
-CREATE INDEX object_pack ON object (pack) WHERE pack IS NOT NULL;
+CREATE INDEX object_pack ON object (space, pack) WHERE pack IS NOT NULL;
 
 CREATE TABLE pack (
-  no INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
   space INTEGER NOT NULL,
+  no INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
   name TEXT NOT NULL,
   size INTEGER NOT NULL,
   created_at_us INTEGER NOT NULL,
-  CONSTRAINT pack_name_key UNIQUE (name)
+  CONSTRAINT pack_space_name_key UNIQUE (space, name)
 );
 
 CREATE TABLE list (
-  no INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
   space INTEGER NOT NULL,
+  no INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
   id TEXT NOT NULL,
   scope INTEGER NOT NULL,
   parent INTEGER,
@@ -129,10 +128,11 @@ CREATE TABLE list (
   seq INTEGER NOT NULL,
   CONSTRAINT list_space_id_key UNIQUE (space, id)
 );
-CREATE INDEX list_parent ON list (parent) WHERE parent IS NOT NULL;
-CREATE INDEX list_scope ON list (scope);
+CREATE INDEX list_parent ON list (space, parent) WHERE parent IS NOT NULL;
+CREATE INDEX list_scope ON list (space, scope);
 
 CREATE TABLE item (
+  space INTEGER NOT NULL,
   "key" INTEGER NOT NULL,
   kind SMALLINT,
   frame BLOB,
@@ -151,7 +151,7 @@ CREATE TABLE ref (
   changed_at_us INTEGER NOT NULL,
   PRIMARY KEY (space, name)
 ) WITHOUT ROWID;
-CREATE INDEX ref_scope ON ref (scope);
+CREATE INDEX ref_scope ON ref (space, scope);
 CREATE INDEX ref_seq ON ref (space, seq) WHERE links IS NOT NULL;
 
 CREATE TABLE lease (
@@ -188,14 +188,15 @@ CREATE TABLE rollup (
 ) WITHOUT ROWID;
 
 CREATE TABLE collection (
-  no INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
   space INTEGER NOT NULL,
+  no INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
   name TEXT NOT NULL,
   tokens TEXT NOT NULL,
   CONSTRAINT collection_space_name_key UNIQUE (space, name)
 );
 
 CREATE TABLE text (
+  space INTEGER NOT NULL,
   no INTEGER NOT NULL,
   collection INTEGER NOT NULL,
   name TEXT NOT NULL,
@@ -203,9 +204,9 @@ CREATE TABLE text (
   scope INTEGER NOT NULL,
   source TEXT NOT NULL,
   PRIMARY KEY (no),
-  CONSTRAINT text_collection_name_key UNIQUE (collection, name)
+  CONSTRAINT text_space_collection_name_key UNIQUE (space, collection, name)
 );
-CREATE INDEX text_scope ON text (scope);
+CREATE INDEX text_scope ON text (space, scope);
 
 CREATE TABLE fresh (
   slot INTEGER NOT NULL,
@@ -227,5 +228,7 @@ ANALYZE meta;
 INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('event', 'event', '1000000 200000 1');
 INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('event', 'sqlite_autoindex_event_2', '1000000 200000 5000 1');
 INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('event', 'event_run', '1000000 200000 100 2 1');
-INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('event', 'event_scope', '1000000 200 100 1');
+INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('event', 'event_scope', '1000000 200000 200 100 1');
 INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('event', 'event_thread', '1000000 200000 200 100 1');
+INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('scope', 'sqlite_autoindex_scope_1', '1000000 200000 1');
+INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('commits', 'sqlite_autoindex_commits_1', '1000000 200000 1');

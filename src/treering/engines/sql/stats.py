@@ -29,13 +29,14 @@ _COMMITS: Final = (
 )
 _BODIES: Final = (
     f"SELECT c.committed_at_us / {DAY_US}, COUNT(*), SUM(length(b.frame)) FROM commits c "
-    "JOIN body b ON b.key >= c.no * 65536 AND b.key < (c.no + 1) * 65536 "
+    "JOIN body b ON b.space = c.space AND b.key >= c.no * 65536 AND b.key < (c.no + 1) * 65536 "
     "WHERE c.space = ? AND @ GROUP BY 1"
 )
 _EVENTS: Final = (
     f"SELECT c.committed_at_us / {DAY_US}, COUNT(*), SUM(length(e.id) + COALESCE(length(e.data), 0) "
     "+ COALESCE(length(e.body), 0) + COALESCE(length(e.links), 0)) "
-    "FROM event e JOIN commits c ON c.no = e.commit_no WHERE e.space = ? AND @ GROUP BY 1"
+    "FROM event e JOIN commits c ON c.space = e.space AND c.no = e.commit_no WHERE e.space = ? AND @ "
+    "GROUP BY 1"
 )
 _OBJECTS: Final = (
     f"SELECT stored_at_us / {DAY_US}, COUNT(*), SUM(COALESCE(length(frame), 0)) "
@@ -50,16 +51,16 @@ _REFS: Final = (
 _LISTS: Final = "SELECT COUNT(*), SUM(length - start) FROM list WHERE space = ? AND @"
 _ITEMS: Final = (
     "SELECT l.seq, SUM(COALESCE(length(i.frame), 0) + COALESCE(length(i.address), 0)) FROM list l "
-    "JOIN item i ON i.key >= l.no * 4294967296 AND i.key < (l.no + 1) * 4294967296 "
+    "JOIN item i ON i.space = l.space AND i.key >= l.no * 4294967296 AND i.key < (l.no + 1) * 4294967296 "
     "WHERE l.space = ? AND @ GROUP BY l.seq"
 )
 _TEXTS: Final = (
-    "SELECT c.no, COUNT(*) FROM collection c JOIN text t ON t.collection = c.no "
+    "SELECT c.no, COUNT(*) FROM collection c JOIN text t ON t.space = c.space AND t.collection = c.no "
     "WHERE c.space = ? GROUP BY c.no"
 )
 _INDEX: Final = {
-    "sqlite": "SELECT SUM(length(block)) FROM fts_{}_data",
-    "postgresql": "SELECT SUM(pg_column_size(terms)) FROM fts WHERE collection = {}",
+    "sqlite": "SELECT SUM(length(block)) FROM fts_{1}_data",
+    "postgresql": "SELECT SUM(pg_column_size(terms)) FROM fts WHERE space = {0} AND collection = {1}",
 }
 
 _KINDS: Final = ("objects", "packs", "bodies", "items", "events", "refs", "commits", "index")
@@ -124,7 +125,7 @@ class _Count:
         total = 0
         for collection, count in self._rows(_TEXTS):
             total += int(count)
-            sql = _INDEX[self._database.dialect].format(collection)
+            sql = _INDEX[self._database.dialect].format(self._space, collection)
             with self._database.reading() as session:
                 ((size,),) = session.rows(sql)
             self._bytes["index"] += int(size or 0)

@@ -1,10 +1,14 @@
 """The physical tables, defined once for SQLite and PostgreSQL.
 
 Alembic's migrations and the SQL of a new store (`engines/sql/*.sql`) are generated from here; nothing imports
-this module to read or write data. Three rules: ``space`` leads every key that is not a plain number, so that
-the rows of one tenant are one range; spaces, scopes and runs are numbers, so that they cost a few bytes per
-row; and two keys are composed (`BODY_PART_BITS`, `ITEM_POSITION_BITS`), so that the bodies of a commit and
-the items of a list are each one range of an integer primary key.
+this module to read or write data. Three rules: every row names its ``space``, which leads every unique key
+and every index, so that the rows of one tenant are one range; spaces, scopes and runs are numbers, so that
+they cost a few bytes per row; and two keys are composed (`BODY_PART_BITS`, `ITEM_POSITION_BITS`), so that the
+bodies of a commit and the items of a list are each one range of a key.
+
+On PostgreSQL ``space`` leads the primary keys as well: tables can be distributed by it, and row-level
+security can compare it. In SQLite a number is the rowid, unique in the whole store: a second index for the
+same key, or a clustered key that moves every body to overflow pages, would cost more than it is worth there.
 
 A number that other rows hold is never reused. PostgreSQL's identity columns guarantee that. In SQLite the
 rarely written tables are ``AUTOINCREMENT``; of ``commits``, where that would cost a page write per commit,
@@ -23,6 +27,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    PrimaryKeyConstraint,
     SmallInteger,
     Table,
     Text,
@@ -39,8 +44,10 @@ SQLITE_STATISTICS: Final = (
     ("event", "event", "1000000 200000 1"),
     ("event", "sqlite_autoindex_event_2", "1000000 200000 5000 1"),
     ("event", "event_run", "1000000 200000 100 2 1"),
-    ("event", "event_scope", "1000000 200 100 1"),
+    ("event", "event_scope", "1000000 200000 200 100 1"),
     ("event", "event_thread", "1000000 200000 200 100 1"),
+    ("scope", "sqlite_autoindex_scope_1", "1000000 200000 1"),
+    ("commits", "sqlite_autoindex_commits_1", "1000000 200000 1"),
 )
 """Statistics of the journal for SQLite's planner: table, index, rows in all and for each prefix of the key.
 
@@ -59,13 +66,24 @@ _Name = Text(collation="C").with_variant(Text(), "sqlite")
 """Names sort by code point on both databases."""
 
 
+_ROWID: Final = "rowid"
+"""In ``Table.info``: the column that alone is the primary key in SQLite, without the space."""
+
+
 def metadata_for(dialect: str) -> MetaData:
     """All tables of a database: ``sqlite`` or ``postgresql``."""
     merged = MetaData(naming_convention=metadata.naming_convention)
     for each in (metadata, own_metadata[dialect]):
         for table in each.tables.values():
-            table.to_metadata(merged)
+            copy = table.to_metadata(merged)
+            if dialect == "sqlite" and _ROWID in table.info:
+                copy.c["space"].primary_key = False
+                copy.append_constraint(PrimaryKeyConstraint(str(table.info[_ROWID])))
     return merged
+
+
+def _space() -> Column[int]:
+    return Column("space", _Number, primary_key=True, autoincrement=False)
 
 
 def _key() -> Column[int]:
@@ -102,17 +120,18 @@ space = Table(
 scope = Table(
     "scope",
     metadata,
+    _space(),
     _key(),
-    _number("space"),
     _name("name"),
     UniqueConstraint("space", "name"),
     sqlite_autoincrement=True,
+    info={_ROWID: "no"},
 )
 
 run = Table(
     "run",
     metadata,
-    Column("space", _Number, primary_key=True, autoincrement=False),
+    _space(),
     Column("no", _Number, primary_key=True, autoincrement=False),
     _name("name"),
     Index("run_name", "space", "name"),
@@ -122,8 +141,8 @@ run = Table(
 commits = Table(
     "commits",
     metadata,
+    _space(),
     _key(),
-    _number("space"),
     _name("batch"),
     _number("first_seq"),
     _number("last_seq"),
@@ -131,21 +150,24 @@ commits = Table(
     _bytes("receipt", null=True),
     _name("links", null=True),
     UniqueConstraint("space", "batch"),
+    info={_ROWID: "no"},
 )
 
 body = Table(
     "body",
     metadata,
+    _space(),
     Column("key", _Number, primary_key=True, autoincrement=False),
     _number("scope"),
     _bytes("frame"),
-    Index("body_scope", "scope"),
+    Index("body_scope", "space", "scope"),
+    info={_ROWID: "key"},
 )
 
 event = Table(
     "event",
     metadata,
-    Column("space", _Number, primary_key=True, autoincrement=False),
+    _space(),
     Column("seq", _Number, primary_key=True, autoincrement=False),
     Column("day", Integer(), primary_key=True, autoincrement=False),
     _name("id"),
@@ -177,7 +199,7 @@ event = Table(
     UniqueConstraint("space", "day", "id"),
     sqlite_with_rowid=False,
 )
-Index("event_scope", event.c.scope, event.c.kind, event.c.seq)
+Index("event_scope", event.c.space, event.c.scope, event.c.kind, event.c.seq)
 Index(
     "event_run",
     event.c.space,
@@ -200,9 +222,8 @@ Index(
 object_ = Table(
     "object",
     metadata,
-    _key(),
-    _number("space"),
-    _bytes("name"),
+    _space(),
+    Column("name", LargeBinary(), primary_key=True),
     Column("kind", SmallInteger(), nullable=False),
     _number("size"),
     _number("stored_at_us"),
@@ -212,10 +233,10 @@ object_ = Table(
     _number("offset", null=True),
     _number("length", null=True),
     _number("inner_offset", null=True),
-    UniqueConstraint("space", "name"),
 )
 Index(
     "object_pack",
+    object_.c.space,
     object_.c.pack,
     sqlite_where=object_.c.pack.isnot(None),
     postgresql_where=object_.c.pack.isnot(None),
@@ -224,20 +245,21 @@ Index(
 pack = Table(
     "pack",
     metadata,
+    _space(),
     _key(),
-    _number("space"),
     _name("name"),
     _number("size"),
     _number("created_at_us"),
-    UniqueConstraint("name"),
+    UniqueConstraint("space", "name"),
     sqlite_autoincrement=True,
+    info={_ROWID: "no"},
 )
 
 list_ = Table(
     "list",
     metadata,
+    _space(),
     _key(),
-    _number("space"),
     _name("id"),
     _number("scope"),
     _number("parent", null=True),
@@ -246,11 +268,13 @@ list_ = Table(
     Column("depth", Integer(), nullable=False),
     _number("seq"),
     UniqueConstraint("space", "id"),
-    Index("list_scope", "scope"),
+    Index("list_scope", "space", "scope"),
     sqlite_autoincrement=True,
+    info={_ROWID: "no"},
 )
 Index(
     "list_parent",
+    list_.c.space,
     list_.c.parent,
     sqlite_where=list_.c.parent.isnot(None),
     postgresql_where=list_.c.parent.isnot(None),
@@ -259,16 +283,18 @@ Index(
 item = Table(
     "item",
     metadata,
+    _space(),
     Column("key", _Number, primary_key=True, autoincrement=False),
     Column("kind", SmallInteger(), nullable=True),
     _bytes("frame", null=True),
     _name("address", null=True),
+    info={_ROWID: "key"},
 )
 
 ref = Table(
     "ref",
     metadata,
-    Column("space", _Number, primary_key=True, autoincrement=False),
+    _space(),
     Column("name", _Name, primary_key=True),
     _number("scope"),
     _number("version"),
@@ -276,7 +302,7 @@ ref = Table(
     _name("links", null=True),
     _number("seq"),
     _number("changed_at_us"),
-    Index("ref_scope", "scope"),
+    Index("ref_scope", "space", "scope"),
     sqlite_with_rowid=False,
 )
 Index(
@@ -290,7 +316,7 @@ Index(
 lease = Table(
     "lease",
     metadata,
-    Column("space", _Number, primary_key=True, autoincrement=False),
+    _space(),
     Column("name", _Name, primary_key=True),
     _name("holder", null=True),
     _number("token"),
@@ -300,7 +326,7 @@ lease = Table(
 rollup = Table(
     "rollup",
     metadata,
-    Column("space", _Number, primary_key=True, autoincrement=False),
+    _space(),
     Column("grain", _Name, primary_key=True),
     Column("key", _Name, primary_key=True),
     Column("day", Integer(), primary_key=True, autoincrement=False),
@@ -326,25 +352,28 @@ rollup = Table(
 collection = Table(
     "collection",
     metadata,
+    _space(),
     _key(),
-    _number("space"),
     _name("name"),
     _name("tokens"),
     UniqueConstraint("space", "name"),
     sqlite_autoincrement=True,
+    info={_ROWID: "no"},
 )
 
 text = Table(
     "text",
     metadata,
+    _space(),
     _key(),
     _number("collection"),
     _name("name"),
     _name("namespace"),
     _number("scope"),
     _name("source"),
-    UniqueConstraint("collection", "name"),
-    Index("text_scope", "scope"),
+    UniqueConstraint("space", "collection", "name"),
+    Index("text_scope", "space", "scope"),
+    info={_ROWID: "no"},
 )
 
 # Derived from `text`. SQLite has an FTS5 table ``fts_<collection>`` per collection instead, created with the
@@ -352,12 +381,13 @@ text = Table(
 fts = Table(
     "fts",
     own_metadata["postgresql"],
+    _space(),
     Column("no", BigInteger(), primary_key=True, autoincrement=False),
     _number("collection"),
     _name("namespace"),
     Column("terms", TSVECTOR(), nullable=False),
     Index("fts_terms", "terms", postgresql_using="gin"),
-    Index("fts_namespace", "collection", "namespace"),
+    Index("fts_namespace", "space", "collection", "namespace"),
 )
 
 # The commit log: pending commits, which are not in the tables above yet (see `sqlite.commit_log`).

@@ -61,7 +61,8 @@ ProblemPages = Iterator[list[Problem]]
 
 _LISTS: Final = 256
 _ITEM_RANGE: Final = (
-    f"i.key >= l.no * {1 << ITEM_POSITION_BITS} AND i.key < (l.no + 1) * {1 << ITEM_POSITION_BITS}"
+    f"i.space = l.space AND i.key >= l.no * {1 << ITEM_POSITION_BITS} "
+    f"AND i.key < (l.no + 1) * {1 << ITEM_POSITION_BITS}"
 )
 
 
@@ -81,7 +82,8 @@ class ContentChecker:
         while True:
             with self._database.reading() as session:
                 rows = session.rows(
-                    "SELECT o.name, length(o.frame), p.no FROM object o LEFT JOIN pack p ON p.no = o.pack "
+                    "SELECT o.name, length(o.frame), p.no FROM object o "
+                    "LEFT JOIN pack p ON p.space = o.space AND p.no = o.pack "
                     "WHERE o.space = ? AND o.name > ? ORDER BY o.name LIMIT ?",
                     (self._space, after, PAGE),
                 )
@@ -138,7 +140,9 @@ class ContentChecker:
     def _check_pack(self, no: int, name: str, size: int) -> list[Problem]:
         with self._database.reading() as session:
             rows = session.rows(
-                'SELECT name, kind, size, "offset", length, inner_offset FROM object WHERE pack = ?', (no,)
+                'SELECT name, kind, size, "offset", length, inner_offset FROM object WHERE space = ? '
+                "AND pack = ?",
+                (self._space, no),
             )
         entries: list[PackEntry] = []
         problems: list[Problem] = []
@@ -162,7 +166,9 @@ class ContentChecker:
                 problems += found
         except PackGone as error:
             with self._database.reading() as session:
-                still = session.rows("SELECT 1 FROM object WHERE pack = ? LIMIT 1", (no,))
+                still = session.rows(
+                    "SELECT 1 FROM object WHERE space = ? AND pack = ? LIMIT 1", (self._space, no)
+                )
             if still:
                 return [*problems, _corrupt(f"pack {name}", str(error))]
         return problems
@@ -194,9 +200,10 @@ class ContentChecker:
                 rows_in_chunks(
                     session,
                     "SELECT b.key, length(b.frame) FROM commits c "
-                    f"JOIN body b ON b.key >= c.no * {part_size} AND b.key < (c.no + 1) * {part_size} "
-                    "WHERE c.no IN (@)",
-                    (),
+                    "JOIN body b ON b.space = c.space "
+                    f"AND b.key >= c.no * {part_size} AND b.key < (c.no + 1) * {part_size} "
+                    "WHERE c.space = ? AND c.no IN (@)",
+                    (self._space,),
                     list(batches),
                 )
             )
@@ -205,9 +212,8 @@ class ContentChecker:
             return
         for group in by_weight(sizes):
             with self._database.reading() as session:
-                rows = list(
-                    rows_in_chunks(session, "SELECT key, frame FROM body WHERE key IN (@)", (), group)
-                )
+                sql = "SELECT key, frame FROM body WHERE space = ? AND key IN (@)"
+                rows = list(rows_in_chunks(session, sql, (self._space,), group))
             problems: list[Problem] = []
             for key, frame in rows:
                 commit_no, part = body_part(key)
@@ -235,7 +241,7 @@ class ContentChecker:
             with self._database.reading() as session:
                 rows = session.rows(
                     "SELECT l.id, l.no, l.parent, l.start, l.length, l.depth, p.no, p.length, p.depth "
-                    "FROM list l LEFT JOIN list p ON p.no = l.parent "
+                    "FROM list l LEFT JOIN list p ON p.space = l.space AND p.no = l.parent "
                     "WHERE l.space = ? AND l.id > ? ORDER BY l.id LIMIT ?",
                     (self._space, after, _LISTS),
                 )
@@ -244,8 +250,9 @@ class ContentChecker:
                 marks = ",".join("?" * len(rows))
                 counts = session.rows(
                     f"SELECT l.no, sum({ITEM_COUNT}), min(i.key), max(i.key + {ITEM_COUNT} - 1) FROM list l "
-                    f"JOIN item i ON {_ITEM_RANGE} WHERE l.no IN ({marks}) GROUP BY l.no",
-                    [row[1] for row in rows],
+                    f"JOIN item i ON {_ITEM_RANGE} "
+                    f"WHERE l.space = ? AND l.no IN ({marks}) GROUP BY l.no",
+                    [self._space, *(row[1] for row in rows)],
                 )
             items = {no: tuple(count) for no, *count in counts}
             problems = [
@@ -270,18 +277,19 @@ class ContentChecker:
                 marks = ",".join("?" * len(group))
                 sql = (
                     f"SELECT i.key, coalesce(length(i.frame), 0) FROM list l JOIN item i ON {_ITEM_RANGE} "
-                    f"WHERE l.no IN ({marks})"
+                    f"WHERE l.space = ? AND l.no IN ({marks})"
                 )
-                sizes = session.rows(sql, group)
+                sizes = session.rows(sql, [self._space, *group])
             problems += self._unfold_items(sizes, names)
         for no in counts.keys() - set(short):
             after, sizes = item_key(no, 0) - 1, [()] * PAGE
             while len(sizes) == PAGE:
                 with self._database.reading() as session:
                     sizes = session.rows(
-                        "SELECT key, coalesce(length(frame), 0) FROM item WHERE key > ? AND key < ? "
+                        "SELECT key, coalesce(length(frame), 0) FROM item "
+                        "WHERE space = ? AND key > ? AND key < ? "
                         "ORDER BY key LIMIT ?",
-                        (after, item_key(no + 1, 0), PAGE),
+                        (self._space, after, item_key(no + 1, 0), PAGE),
                     )
                 problems += self._unfold_items(sizes, names)
                 after = sizes[-1][0] if sizes else after
@@ -291,8 +299,8 @@ class ContentChecker:
         problems: list[Problem] = []
         for group in by_weight(sizes):
             with self._database.reading() as session:
-                sql = "SELECT key, kind, frame, address FROM item WHERE key IN (@)"
-                rows = list(rows_in_chunks(session, sql, (), group))
+                sql = "SELECT key, kind, frame, address FROM item WHERE space = ? AND key IN (@)"
+                rows = list(rows_in_chunks(session, sql, (self._space,), group))
             for key, kind, frame, address in rows:
                 where = (
                     f"item {key & ((1 << ITEM_POSITION_BITS) - 1)} of l:{names[key >> ITEM_POSITION_BITS]}"
@@ -443,16 +451,20 @@ class _Check:
             rows = session.rows("SELECT links FROM ref WHERE space = ? AND name = ?", (self._space, key))
             return f"ref {key!r}" if rows and target in split_links(rows[0][0]) else None
         if what == "text":
-            rows = session.rows("SELECT name FROM text WHERE no = ? AND source = ?", (key, target))
+            sql = "SELECT name FROM text WHERE space = ? AND no = ? AND source = ?"
+            rows = session.rows(sql, (self._space, key, target))
             return f"text {rows[0][0]!r}" if rows else None
         if what == "item":
             list_no, position = key >> ITEM_POSITION_BITS, key & ((1 << ITEM_POSITION_BITS) - 1)
-            rows = session.rows("SELECT id FROM list WHERE no = ?", (list_no,))
+            rows = session.rows("SELECT id FROM list WHERE space = ? AND no = ?", (self._space, list_no))
             return f"item {position} of l:{rows[0][0]}" if rows else None
         if what == "body":
             commit_no, part = body_part(key)
-            sql = "SELECT batch FROM commits WHERE no = ? AND EXISTS (SELECT 1 FROM body WHERE key = ?)"
-            rows = session.rows(sql, (commit_no, key))
+            sql = (
+                "SELECT batch FROM commits c WHERE space = ? AND no = ? "
+                "AND EXISTS (SELECT 1 FROM body b WHERE b.space = c.space AND b.key = ?)"
+            )
+            rows = session.rows(sql, (self._space, commit_no, key))
             return f"body {part} of commit {rows[0][0]!r}" if rows else None
         sql = "SELECT 1 FROM object WHERE space = ? AND name = ?"
         return f"o:{key}" if session.rows(sql, (self._space, bytes.fromhex(key))) else None
@@ -467,7 +479,8 @@ class _Check:
                 return bool(session.rows(sql, (self._space, list_id)))
             case SlotAddress(batch, part, _):
                 sql = (
-                    f"SELECT 1 FROM commits c JOIN body b ON b.key = c.no * {1 << BODY_PART_BITS} + ? "
+                    "SELECT 1 FROM commits c "
+                    f"JOIN body b ON b.space = c.space AND b.key = c.no * {1 << BODY_PART_BITS} + ? "
                     "WHERE c.space = ? AND c.batch = ?"
                 )
                 return bool(session.rows(sql, (part, self._space, batch)))
@@ -531,8 +544,9 @@ class _Check:
                 upto = rows[-1][0] if rows else after
                 stray = session.rows(
                     "SELECT e.id, e.seq FROM event e "
-                    "LEFT JOIN commits c ON c.no = e.commit_no AND c.space = e.space "
-                    "LEFT JOIN scope s ON s.no = e.scope WHERE e.space = ? AND e.seq > ? AND e.seq <= ? "
+                    "LEFT JOIN commits c ON c.space = e.space AND c.no = e.commit_no "
+                    "LEFT JOIN scope s ON s.space = e.space AND s.no = e.scope "
+                    "WHERE e.space = ? AND e.seq > ? AND e.seq <= ? "
                     "AND (c.no IS NULL OR s.no IS NULL OR e.seq < c.first_seq OR e.seq > c.last_seq)",
                     (self._space, after, upto),
                 )
@@ -586,8 +600,9 @@ class _Check:
             while True:
                 with self._database.reading() as session:
                     rows = session.rows(
-                        "SELECT name, no FROM text WHERE collection = ? AND name > ? ORDER BY name LIMIT ?",
-                        (collection, after, PAGE),
+                        "SELECT name, no FROM text "
+                        "WHERE space = ? AND collection = ? AND name > ? ORDER BY name LIMIT ?",
+                        (self._space, collection, after, PAGE),
                     )
                     lacking = self._texts.lacking(session, collection, [no for _, no in rows])
                 yield [

@@ -423,17 +423,23 @@ class SqliteTextIndex(TextIndex):
         )
 
     def add(
-        self, session: Session, collection: int, tokens: Tokens, texts: Sequence[tuple[int, str, str]]
+        self,
+        session: Session,
+        space: int,
+        collection: int,
+        tokens: Tokens,
+        texts: Sequence[tuple[int, str, str]],
     ) -> None:
         """Index texts, given as number, namespace and text."""
-        del tokens  # the table has its tokenizer
+        del space, tokens  # the table has its tokenizer
         session.run_many(
             f"INSERT INTO fts_{collection} (rowid, namespace, words) VALUES (?, ?, ?)",
             [(no, _token(namespace), words) for no, namespace, words in texts],
         )
 
-    def drop(self, session: Session, collection: int, text: tuple[int, str, str]) -> None:
+    def drop(self, session: Session, space: int, collection: int, text: tuple[int, str, str]) -> None:
         """Remove one text; as the index has no copy, it has to be given what it indexed."""
+        del space
         no, namespace, words = text
         session.run(
             f"INSERT INTO fts_{collection} (fts_{collection}, rowid, namespace, words) "
@@ -441,8 +447,9 @@ class SqliteTextIndex(TextIndex):
             (no, _token(namespace), words),
         )
 
-    def clear(self, session: Session, collection: int, tokens: Tokens) -> None:
+    def clear(self, session: Session, space: int, collection: int, tokens: Tokens) -> None:
         """Remove all texts of a collection."""
+        del space
         session.run(f"DROP TABLE IF EXISTS fts_{collection}")
         self.create(session, collection, tokens)
 
@@ -452,9 +459,16 @@ class SqliteTextIndex(TextIndex):
             session.run(f"INSERT INTO fts_{collection} (fts_{collection}) VALUES ('optimize')")
 
     def find(
-        self, session: Session, collection: int, tokens: Tokens, terms: Sequence[str], query: SearchQuery
+        self,
+        session: Session,
+        space: int,
+        collection: int,
+        tokens: Tokens,
+        terms: Sequence[str],
+        query: SearchQuery,
     ) -> list[tuple[int, float]]:
         """Return numbers and scores of texts that contain any of the terms, best first."""
+        del space  # a collection has its own table
         wanted = _grams(terms) if tokens == "trigrams" else terms
         if not wanted:
             return []

@@ -46,7 +46,7 @@ ROWS: dict[str, list[dict]] = {
         {"no": 1, "space": 1, "batch": "batch-1", "first_seq": 1, "last_seq": 2, "committed_at_us": T0 + 5},
         {"no": 2, "space": 1, "batch": "batch-2", "first_seq": 3, "last_seq": 3, "committed_at_us": T0 + 9},
     ],
-    "body": [{"key": body_key(1, 0), "scope": 1, "frame": seal(pack_body([MESSAGES[0]]))}],
+    "body": [{"space": 1, "key": body_key(1, 0), "scope": 1, "frame": seal(pack_body([MESSAGES[0]]))}],
     "event": [
         {
             "space": 1, "day": DAY, "id": "e1", "seq": 1, "commit_no": 1, "kind": "message", "ts_us": T0 + 1,
@@ -66,7 +66,7 @@ ROWS: dict[str, list[dict]] = {
     ],
     "object": [
         {
-            "no": 1, "space": 1, "name": bytes.fromhex(LARGE.name), "kind": TEXT, "size": len(LARGE.data),
+            "space": 1, "name": bytes.fromhex(LARGE.name), "kind": TEXT, "size": len(LARGE.data),
             "stored_at_us": T0 + 9, "staged_until_us": T0 + 9, "frame": seal(LARGE.data),
         },
     ],
@@ -82,9 +82,9 @@ ROWS: dict[str, list[dict]] = {
         },
     ],
     "item": [
-        {"key": item_key(1, 0), "kind": None, "frame": None, "address": SLOT},
-        {"key": item_key(1, 1), "kind": JSON, "frame": seal(MESSAGES[1].data), "address": None},
-        {"key": item_key(2, 1), "kind": JSON, "frame": seal(b'"another end"'), "address": None},
+        {"space": 1, "key": item_key(1, 0), "kind": None, "frame": None, "address": SLOT},
+        {"space": 1, "key": item_key(1, 1), "kind": JSON, "frame": seal(MESSAGES[1].data), "address": None},
+        {"space": 1, "key": item_key(2, 1), "kind": JSON, "frame": seal(b'"another end"'), "address": None},
     ],
     "ref": [
         {
@@ -105,7 +105,7 @@ ROWS: dict[str, list[dict]] = {
         },
     ],
     "collection": [{"no": 1, "space": 1, "name": "messages", "tokens": "words"}],
-    "text": [{"no": 1, "collection": 1, "name": "e1", "namespace": "alice", "scope": 1, "source": SLOT}],
+    "text": [{"space": 1, "no": 1, "collection": 1, "name": "e1", "namespace": "alice", "scope": 1, "source": SLOT}],
 }  # fmt: skip
 
 

@@ -602,6 +602,7 @@ _LISTS: Final = "SELECT id, no, scope, parent, start, length, depth FROM list WH
 _LEASES: Final = "SELECT name, token, expires_at_us FROM lease WHERE space = ? AND name IN (@)"
 _OBJECTS: Final = "SELECT name FROM object WHERE space = ? AND name IN (@)"
 _BODIES: Final = (
-    "SELECT c.batch, b.key FROM commits c JOIN body b ON b.key >= c.no * 65536 AND b.key < (c.no + 1) * 65536"
-    " WHERE c.space = ? AND c.batch IN (@)"
+    "SELECT c.batch, b.key FROM commits c "
+    "JOIN body b ON b.space = c.space AND b.key >= c.no * 65536 AND b.key < (c.no + 1) * 65536 "
+    "WHERE c.space = ? AND c.batch IN (@)"
 )

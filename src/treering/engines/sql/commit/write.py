@@ -107,11 +107,11 @@ class CommitRows:
         first_seq, last_seq, at_us = receipt.first_seq, receipt.last_seq, receipt.committed_at_us
         stored = pack_receipt(receipt.versions, receipt.sums, receipt.new_events)
         self.commits.append(
-            (commit_no, space, batch.id, first_seq, last_seq, at_us, stored, encoded.item_links)
+            (space, commit_no, batch.id, first_seq, last_seq, at_us, stored, encoded.item_links)
         )
         if batch.parts:
             for number, (part, frame) in enumerate(zip(batch.parts, encoded.bodies, strict=True)):
-                self.bodies.append((body_key(commit_no, number), scopes[part.scope], frame))
+                self.bodies.append((space, body_key(commit_no, number), scopes[part.scope], frame))
         if encoded.objects:
             until_us = state.now_us + STAGE_SECONDS * 1_000_000
             for name, kind, size, frame in encoded.objects:
@@ -142,10 +142,10 @@ class CommitRows:
                 row = _list_row(space, append.list, scopes[append.scope], target, last_seq)
                 self.lists[append.list] = row
             else:
-                self.grown[append.list] = (target.length, last_seq, target.no)
+                self.grown[append.list] = (target.length, last_seq, space, target.no)
             key = item_key(target.no, append.at)
             for kind, frame, address in items:
-                self.items.append((key, kind, frame, address))
+                self.items.append((space, key, kind, frame, address))
                 key += 1
 
     def extend(self, later: CommitRows) -> None:
@@ -198,7 +198,7 @@ def _insert_scopes(session: Session, state: CommitState, accepted: Sequence[Acce
         for name in each.encoded.dependencies.scopes
         if name in state.scope_numbers
     }
-    session.execute_many(_SCOPE, [(number, state.space, name) for name, number in used.items()])
+    session.execute_many(_SCOPE, [(state.space, number, name) for name, number in used.items()])
     state.scopes.update(used)
 
 
@@ -240,7 +240,7 @@ def _event_shape(shape: tuple[bool, ...]) -> tuple[tuple[str, ...], Callable[[tu
 
 
 def _list_row(space: int, list_id: str, scope: int, state: ListState, seq: int) -> tuple[Any, ...]:
-    return (state.no, space, list_id, scope, state.parent, state.start, state.length, state.depth, seq)
+    return (space, state.no, list_id, scope, state.parent, state.start, state.length, state.depth, seq)
 
 
 def _total_deltas(accepted: Sequence[AcceptedBatch]) -> dict[RollupKey, Measures]:
@@ -273,7 +273,7 @@ def _recount(
         if len(new) != receipt.new_events:
             receipt = msgspec.structs.replace(receipt, new_events=len(new))
             stored = pack_receipt(receipt.versions, receipt.sums, receipt.new_events)
-            session.run(_RECEIPT, (stored, commit_no))
+            session.run(_RECEIPT, (stored, state.space, commit_no))
         receipts.append(receipt)
     return receipts, deltas(all_new)
 
@@ -287,12 +287,12 @@ def _event_sql(columns: tuple[str, ...], tail: str) -> str:
     return _insert("event", columns, tail)
 
 
-_SCOPE: Final = _insert("scope", ("no", "space", "name"))
+_SCOPE: Final = _insert("scope", ("space", "no", "name"))
 _COMMIT: Final = _insert(
-    "commits", ("no", "space", "batch", "first_seq", "last_seq", "committed_at_us", "receipt", "links")
+    "commits", ("space", "no", "batch", "first_seq", "last_seq", "committed_at_us", "receipt", "links")
 )
-_RECEIPT: Final = "UPDATE commits SET receipt = ? WHERE no = ?"
-_BODY: Final = _insert("body", ("key", "scope", "frame"))
+_RECEIPT: Final = "UPDATE commits SET receipt = ? WHERE space = ? AND no = ?"
+_BODY: Final = _insert("body", ("space", "key", "scope", "frame"))
 _OBJECT: Final = _insert(
     "object",
     ("space", "name", "kind", "size", "stored_at_us", "staged_until_us", "frame"),
@@ -307,7 +307,7 @@ _REF: Final = _insert(
 )
 _RESCOPED: Final = "UPDATE ref SET scope = ? WHERE space = ? AND name = ?"
 """Separate from `_REF`, so that a ref which stays in its scope leaves the index of scopes alone."""
-_LIST: Final = _insert("list", ("no", "space", "id", "scope", "parent", "start", "length", "depth", "seq"))
-_GROWN: Final = "UPDATE list SET length = ?, seq = ? WHERE no = ?"
-_ITEM: Final = _insert("item", ("key", "kind", "frame", "address"))
+_LIST: Final = _insert("list", ("space", "no", "id", "scope", "parent", "start", "length", "depth", "seq"))
+_GROWN: Final = "UPDATE list SET length = ?, seq = ? WHERE space = ? AND no = ?"
+_ITEM: Final = _insert("item", ("space", "key", "kind", "frame", "address"))
 _NOTHING: Final = repeat(None)

@@ -87,12 +87,12 @@ class ErasurePlan:
         """Return the scopes of remaining lists whose parents are erased."""
         found: set[int] = set()
         of_scopes = (
-            "SELECT DISTINCT c.no, c.scope FROM list p JOIN list c ON c.parent = p.no "
-            "WHERE c.scope <> p.scope AND p.scope IN (@)"
+            "SELECT DISTINCT c.no, c.scope FROM list p JOIN list c ON c.space = p.space AND c.parent = p.no "
+            "WHERE c.scope <> p.scope AND p.space = ? AND p.scope IN (@)"
         )
-        of_lists = "SELECT no, scope FROM list WHERE parent IN (@)"
+        of_lists = "SELECT no, scope FROM list WHERE space = ? AND parent IN (@)"
         for sql, values in ((of_scopes, self.scopes), (of_lists, self._single_lists)):
-            children = rows_in_chunks(session, sql, (), list(values))
+            children = rows_in_chunks(session, sql, (self._space,), list(values))
             found.update(scope for no, scope in children if not self.takes("list", scope, no))
         return found
 
@@ -112,7 +112,8 @@ class ErasurePlan:
         while True:
             with self._opened(session) as reading:
                 rows = reading.rows(
-                    "SELECT no FROM list WHERE scope = ? AND no > ? ORDER BY no LIMIT ?", (scope, after, PAGE)
+                    "SELECT no FROM list WHERE space = ? AND scope = ? AND no > ? ORDER BY no LIMIT ?",
+                    (self._space, scope, after, PAGE),
                 )
             numbers = dict.fromkeys((no for (no,) in rows), scope)
             self.lists.add(numbers)
@@ -127,8 +128,8 @@ class ErasurePlan:
         while True:
             with self._opened(session) as reading:
                 rows = reading.rows(
-                    "SELECT key FROM body WHERE scope = ? AND key > ? ORDER BY key LIMIT ?",
-                    (scope, after, PAGE),
+                    "SELECT key FROM body WHERE space = ? AND scope = ? AND key > ? ORDER BY key LIMIT ?",
+                    (self._space, scope, after, PAGE),
                 )
                 keys = dict.fromkeys((key for (key,) in rows), scope)
                 self.bodies.add(keys)
@@ -148,12 +149,12 @@ class ErasurePlan:
             ("body", "count(*)"),
             ("list", "coalesce(sum(length - start), 0) + count(*)"),
         ):
-            sql = f"SELECT {size} FROM {table} WHERE scope IN (@)"
-            count += sum(int(number) for (number,) in rows_in_chunks(session, sql, (), list(self.scopes)))
-        sql = "SELECT coalesce(sum(length - start), 0) FROM list WHERE no IN (@)"
-        return count + sum(
-            int(number) for (number,) in rows_in_chunks(session, sql, (), list(self._single_lists))
-        )
+            sql = f"SELECT {size} FROM {table} WHERE space = ? AND scope IN (@)"
+            found = rows_in_chunks(session, sql, (self._space,), list(self.scopes))
+            count += sum(int(number) for (number,) in found)
+        sql = "SELECT coalesce(sum(length - start), 0) FROM list WHERE space = ? AND no IN (@)"
+        found = rows_in_chunks(session, sql, (self._space,), list(self._single_lists))
+        return count + sum(int(number) for (number,) in found)
 
     def _opened(self, session: Session | None) -> AbstractContextManager[Session]:
         return self._database.reading() if session is None else nullcontext(session)
@@ -204,15 +205,15 @@ class RowDeletion:
         return removed
 
     def _some_texts(self, session: Session, limit: int) -> int:
-        sql = f"SELECT no FROM text WHERE scope IN (@) LIMIT {limit}"
-        numbers = [no for (no,) in rows_in_chunks(session, sql, (), self._scopes)]
+        sql = f"SELECT no FROM text WHERE space = ? AND scope IN (@) LIMIT {limit}"
+        numbers = [no for (no,) in rows_in_chunks(session, sql, (self._space,), self._scopes)]
         if numbers:
             self.texts += self._texts.remove(session, self._space, numbers)
         return len(numbers)
 
     def _some_events(self, session: Session, limit: int) -> int:
-        sql = f"{RECORD_SELECT} WHERE e.scope IN (@) LIMIT {limit}"
-        rows = list(rows_in_chunks(session, sql, (), self._scopes))
+        sql = f"{RECORD_SELECT} WHERE e.space = ? AND e.scope IN (@) LIMIT {limit}"
+        rows = list(rows_in_chunks(session, sql, (self._space,), self._scopes))
         if not rows and self._seqs:
             named, self._seqs = self._seqs[:limit], self._seqs[limit:]
             sql = f"{RECORD_SELECT} WHERE e.space = ? AND e.seq IN (@)"
@@ -237,8 +238,8 @@ class RowDeletion:
 
     def _some_refs(self, session: Session, limit: int) -> int:
         columns = "SELECT name, coalesce(length(value), 0), version FROM ref"
-        sql = f"{columns} WHERE scope IN (@) LIMIT {limit}"
-        rows = list(rows_in_chunks(session, sql, (), self._scopes))
+        sql = f"{columns} WHERE space = ? AND scope IN (@) LIMIT {limit}"
+        rows = list(rows_in_chunks(session, sql, (self._space,), self._scopes))
         if not rows and self._names:
             named, self._names = self._names[:limit], self._names[limit:]
             rows = list(
@@ -263,7 +264,8 @@ class RowDeletion:
             self._erased_names.add(dict(rows_in_chunks(session, sql, (self._space,), self._names)))
         for scope in self._scopes:
             with self._database.reading() as session:
-                rows = session.rows("SELECT name, scope FROM ref WHERE scope = ?", (scope,))
+                sql = "SELECT name, scope FROM ref WHERE space = ? AND scope = ?"
+                rows = session.rows(sql, (self._space, scope))
             self._erased_names.add(dict(rows))
         if not len(self._erased_names):
             return
@@ -285,19 +287,20 @@ class RowDeletion:
         page = self._receipts.page(self._cleaned, PAGE)
         if page:
             self._cleaned = page[-1][0]
-            sql = "SELECT batch, no, receipt FROM commits WHERE no IN (@)"
-            self._clean(session, list(rows_in_chunks(session, sql, (), [no for no, _ in page])))
+            sql = "SELECT batch, no, receipt FROM commits WHERE space = ? AND no IN (@)"
+            numbers = [no for no, _ in page]
+            self._clean(session, list(rows_in_chunks(session, sql, (self._space,), numbers)))
         return bool(page)
 
     def clean_since(self, session: Session, commit_no: int) -> None:
         """Remove the names from the receipts of all commits after one."""
-        sql = "SELECT batch, no, receipt FROM commits WHERE no > ? AND space = ?"
-        self._clean(session, session.rows(sql, (commit_no, self._space)))
+        sql = "SELECT batch, no, receipt FROM commits WHERE space = ? AND no > ?"
+        self._clean(session, session.rows(sql, (self._space, commit_no)))
 
     def _clean(self, session: Session, rows: list[Row]) -> None:
-        cleaned = [(receipt, no) for no, receipt in self._naming(rows)]
+        cleaned = [(receipt, self._space, no) for no, receipt in self._naming(rows)]
         if cleaned:
-            session.run_many("UPDATE commits SET receipt = ? WHERE no = ?", cleaned)
+            session.run_many("UPDATE commits SET receipt = ? WHERE space = ? AND no = ?", cleaned)
 
     def _naming(self, rows: list[Row]) -> list[tuple[int, bytes]]:
         """Return the commits whose receipts name an erased ref, with cleaned receipts."""
@@ -409,7 +412,7 @@ def erase(database: Database, objects: Objects, texts: TextIndex, space: int, pl
             except _DependedOn as dependents:
                 more |= dependents.scopes
                 if not plan.cascade:
-                    raise forks_depend_on_it(_scope_names(database, more)) from None
+                    raise forks_depend_on_it(_scope_names(database, space, more)) from None
 
 
 class _DependedOn(Exception):
@@ -659,7 +662,7 @@ class _Erasure:
                 stored = [
                     bytes(name) for (name,) in rows_in_chunks(session, sql, (self._space,), list(shared))
                 ]
-            names = _names_of(self._database, shared.values())
+            names = _names_of(self._database, self._space, shared.values())
             kept |= {name.hex(): _shared_with(names, shared[name]) for name in stored}
         return kept
 
@@ -671,12 +674,12 @@ class _Erasure:
             shared = self._alive.bodies.among(key for key, _ in page)
             with self._database.reading() as session:
                 commits = {body_part(key)[0] for key in shared}
-                sql = "SELECT no, batch FROM commits WHERE no IN (@)"
-                batches = dict(rows_in_chunks(session, sql, (), list(commits)))
+                sql = "SELECT no, batch FROM commits WHERE space = ? AND no IN (@)"
+                batches = dict(rows_in_chunks(session, sql, (self._space,), list(commits)))
             for key in sorted(shared):
                 commit_no, part = body_part(key)
                 slots = self._slots_of(key)
-                names = _names_of(self._database, [owner for _, owner in slots])
+                names = _names_of(self._database, self._space, [owner for _, owner in slots])
                 kept |= {
                     slot_address(batches[commit_no], part, int.from_bytes(slot[8:], "big")): _shared_with(
                         names, owner
@@ -700,12 +703,17 @@ def _shared_with(names: dict[int, str], owner: int) -> str:
     return f"shared with scope {names[owner]!r}" if owner in names else "shared with what came meanwhile"
 
 
-def _names_of(database: Database, numbers: Any) -> dict[int, str]:
+def _names_of(database: Database, space: int, numbers: Any) -> dict[int, str]:
     with database.reading() as session:
         return dict(
-            rows_in_chunks(session, "SELECT no, name FROM scope WHERE no IN (@)", (), sorted(set(numbers)))
+            rows_in_chunks(
+                session,
+                "SELECT no, name FROM scope WHERE space = ? AND no IN (@)",
+                (space,),
+                sorted(set(numbers)),
+            )
         )
 
 
-def _scope_names(database: Database, numbers: frozenset[int]) -> list[str]:
-    return sorted(_names_of(database, numbers).values())
+def _scope_names(database: Database, space: int, numbers: frozenset[int]) -> list[str]:
+    return sorted(_names_of(database, space, numbers).values())

@@ -228,7 +228,7 @@ class Walk:
             for key, index, _, origin in links.slots:
                 if key in lacking:
                     lacking.discard(key)
-                    self._notice(BrokenLink(origin, _address_of_slot(session, key, index)))
+                    self._notice(BrokenLink(origin, _address_of_slot(session, self._space, key, index)))
         if self.slots is not None:
             self.slots.add({slot_key(key, index): owner for key, index, owner, _ in reversed(links.slots)})
         links.slots.clear()
@@ -236,11 +236,11 @@ class Walk:
     def _peek(self, session: Session, keys: list[int], owners: dict[int, int], links: Links) -> set[int]:
         """Read new bodies and add the entries of their trees as links; return missing bodies."""
         lacking = set(keys)
-        sizes = rows_in_chunks(session, "SELECT key, length(frame) FROM body WHERE key IN (@)", (), keys)
+        sql = "SELECT key, length(frame) FROM body WHERE space = ? AND key IN (@)"
+        sizes = rows_in_chunks(session, sql, (self._space,), keys)
         for group in by_weight(sizes):
-            for key, frame in rows_in_chunks(
-                session, "SELECT key, frame FROM body WHERE key IN (@)", (), group
-            ):
+            sql = "SELECT key, frame FROM body WHERE space = ? AND key IN (@)"
+            for key, frame in rows_in_chunks(session, sql, (self._space,), group):
                 lacking.discard(key)
                 origin = LinkOrigin("body", key)
                 try:
@@ -288,8 +288,8 @@ class Walk:
         small: list[int] = []
         room = PAGE
         with self._opened(session) as reading:
-            sql = "SELECT no, parent, scope, start, length FROM list WHERE no IN (@)"
-            rows = dict.fromkeys(rows_in_chunks(reading, sql, (), list(lists)))
+            sql = "SELECT no, parent, scope, start, length FROM list WHERE space = ? AND no IN (@)"
+            rows = dict.fromkeys(rows_in_chunks(reading, sql, (self._space,), list(lists)))
         self.enter_lists({parent: scope for _, parent, scope, _, _ in rows if parent is not None})
         for no, _, scope, start, length in rows:
             scopes[no] = scope
@@ -309,9 +309,11 @@ class Walk:
         with self._opened(session) as reading:
             marks = ",".join("?" * len(numbers))
             rows = reading.rows(
-                f"SELECT {_ITEMS} FROM list l JOIN item i ON i.key >= l.no * {1 << ITEM_POSITION_BITS} "
-                f"AND i.key < (l.no + 1) * {1 << ITEM_POSITION_BITS} WHERE l.no IN ({marks}) AND {_LINKING}",
-                (_TREE, *numbers, _TREE),
+                f"SELECT {_ITEMS} FROM list l JOIN item i "
+                f"ON i.space = l.space AND i.key >= l.no * {1 << ITEM_POSITION_BITS} "
+                f"AND i.key < (l.no + 1) * {1 << ITEM_POSITION_BITS} "
+                f"WHERE l.space = ? AND l.no IN ({marks}) AND {_LINKING}",
+                (_TREE, self._space, *numbers, _TREE),
             )
             self.visit(reading, self._item_links(rows, scopes))
 
@@ -320,8 +322,9 @@ class Walk:
         while True:
             with self._opened(session) as reading:
                 rows = reading.rows(
-                    f"SELECT {_ITEMS} FROM item i WHERE i.key > ? AND i.key < ? ORDER BY i.key LIMIT ?",
-                    (_TREE, after, end, PAGE),
+                    f"SELECT {_ITEMS} FROM item i "
+                    "WHERE i.space = ? AND i.key > ? AND i.key < ? ORDER BY i.key LIMIT ?",
+                    (_TREE, self._space, after, end, PAGE),
                 )
                 self.visit(reading, self._item_links(rows, {no: scope}))
             if len(rows) < PAGE:
@@ -381,10 +384,10 @@ class Walk:
         return self._database.reading() if session is None else nullcontext(session)
 
 
-def _address_of_slot(session: Session, key: int, index: int) -> str:
+def _address_of_slot(session: Session, space: int, key: int, index: int) -> str:
     """Return the address of a slot whose body does not exist."""
     commit_no, part = body_part(key)
-    rows = session.rows("SELECT batch FROM commits WHERE no = ?", (commit_no,))
+    rows = session.rows("SELECT batch FROM commits WHERE space = ? AND no = ?", (space, commit_no))
     return slot_address(rows[0][0] if rows else f"commit number {commit_no}", part, index)
 
 
@@ -441,8 +444,8 @@ class Mark:
             ((self.seq, self.committed_at_us),) = session.rows(
                 "SELECT seq, committed_at_us FROM space WHERE no = ?", (self._space,)
             )
-            ((self.commit_no,),) = session.rows("SELECT coalesce(max(no), 0) FROM commits")
-            ((self.list_no,),) = session.rows("SELECT coalesce(max(no), 0) FROM list")
+            self.commit_no = _largest(session, "commits", self._space)
+            self.list_no = _largest(session, "list", self._space)
 
     def mark_all(self) -> None:
         """Mark everything reachable from all roots."""
@@ -537,8 +540,8 @@ class Mark:
         while True:
             with self._opened(session) as reading:
                 rows = reading.rows(
-                    "SELECT no, links FROM commits WHERE no > ? AND space = ? ORDER BY no LIMIT ?",
-                    (self.commit_no, self._space, PAGE),
+                    "SELECT no, links FROM commits WHERE space = ? AND no > ? ORDER BY no LIMIT ?",
+                    (self._space, self.commit_no, PAGE),
                 )
                 page = _Page(self._route)
                 page.add("commit", [(no, NOBODY, links) for no, links in rows])
@@ -554,8 +557,8 @@ class Mark:
         while True:
             with self._opened(session) as reading:
                 rows = reading.rows(
-                    "SELECT no, scope, parent FROM list WHERE no > ? AND space = ? ORDER BY no LIMIT ?",
-                    (self.list_no, self._space, PAGE),
+                    "SELECT no, scope, parent FROM list WHERE space = ? AND no > ? ORDER BY no LIMIT ?",
+                    (self._space, self.list_no, PAGE),
                 )
             for no, scope, parent in rows:
                 if parent is not None:
@@ -593,9 +596,10 @@ class Mark:
             while True:
                 with self._opened(session) as reading:
                     rows = reading.rows(
-                        "SELECT name, scope, source, no FROM text WHERE collection = ? AND name > ? "
+                        "SELECT name, scope, source, no FROM text WHERE space = ? AND collection = ? "
+                        "AND name > ? "
                         "ORDER BY name LIMIT ?",
-                        (collection, after, PAGE),
+                        (self._space, collection, after, PAGE),
                     )
                     page = _Page(self._route)
                     page.add("text", [(no, scope, source) for _, scope, source, no in rows])
@@ -608,6 +612,11 @@ class Mark:
 
     def _opened(self, session: Session | None) -> AbstractContextManager[Session]:
         return self._database.reading() if session is None else nullcontext(session)
+
+
+def _largest(session: Session, table: str, space: int) -> int:
+    rows = session.rows(f"SELECT no FROM {table} WHERE space = ? ORDER BY no DESC LIMIT 1", (space,))
+    return rows[0][0] if rows else 0
 
 
 class _Page:

@@ -49,7 +49,7 @@ _WIDTHS: Final = {"dead_list": 4, "dead_body": 2, "dead_object": 3, "dead_tree":
 _STAGE_US: Final = STAGE_SECONDS * 1_000_000
 
 _UNUSED_SCOPE: Final = " AND ".join(
-    f"NOT EXISTS (SELECT 1 FROM {table} x WHERE x.scope = scope.no)"
+    f"NOT EXISTS (SELECT 1 FROM {table} x WHERE x.space = scope.space AND x.scope = scope.no)"
     for table in ("body", "event", "list", "ref", "text")
 )
 
@@ -112,17 +112,18 @@ class DeletionLog:
 
     def lists(self, session: Session, numbers: Sequence[int]) -> None:
         """Add lists."""
-        for no, depth, start, length in rows_in_chunks(
-            session, "SELECT no, depth, start, length FROM list WHERE no IN (@)", (), numbers
-        ):
+        sql = "SELECT no, depth, start, length FROM list WHERE space = ? AND no IN (@)"
+        for no, depth, start, length in rows_in_chunks(session, sql, (self._space,), numbers):
             ((size,),) = session.rows(
-                "SELECT coalesce(sum(length(frame)), 0) FROM item WHERE key >= ? AND key < ?", _items(no)
+                "SELECT coalesce(sum(length(frame)), 0) FROM item WHERE space = ? AND key >= ? AND key < ?",
+                (self._space, *_items(no)),
             )
             self._put("dead_list", [(no, depth, length - start, int(size))])
 
     def bodies(self, session: Session, keys: Sequence[int]) -> None:
         """Add bodies."""
-        rows = rows_in_chunks(session, "SELECT key, length(frame) FROM body WHERE key IN (@)", (), keys)
+        sql = "SELECT key, length(frame) FROM body WHERE space = ? AND key IN (@)"
+        rows = rows_in_chunks(session, sql, (self._space,), keys)
         self._put("dead_body", rows)
 
     def objects(self, rows: Iterable[tuple[Any, ...]]) -> None:
@@ -198,8 +199,8 @@ class DeletionLog:
             numbers = [row[0] for row in rows]
             grown = rows_in_chunks(
                 session,
-                "SELECT no, scope FROM list WHERE seq > ? AND no IN (@)",
-                (self._before_seq,),
+                "SELECT no, scope FROM list WHERE space = ? AND seq > ? AND no IN (@)",
+                (self._space, self._before_seq),
                 numbers,
             )
             if younger := dict(grown):
@@ -207,13 +208,12 @@ class DeletionLog:
                 self._walk.drain(session)
                 return True
             invalidate_caches(session, self._space)
-            session.run_many("DELETE FROM item WHERE key >= ? AND key < ?", [_items(no) for no in numbers])
-            gone = {
-                no
-                for (no,) in rows_in_chunks(
-                    session, "DELETE FROM list WHERE no IN (@) RETURNING no", (), numbers
-                )
-            }
+            session.run_many(
+                "DELETE FROM item WHERE space = ? AND key >= ? AND key < ?",
+                [(self._space, *_items(no)) for no in numbers],
+            )
+            sql = "DELETE FROM list WHERE space = ? AND no IN (@) RETURNING no"
+            gone = {no for (no,) in rows_in_chunks(session, sql, (self._space,), numbers)}
         self._forget("dead_list", numbers)
         self._lists += len(gone)
         self._bytes += sum(size for no, _, size in rows if no in gone)
@@ -228,8 +228,8 @@ class DeletionLog:
                 )
             )
             invalidate_caches(session, self._space)
-            sql = "DELETE FROM body WHERE key IN (@) RETURNING key"
-            gone = {key for (key,) in rows_in_chunks(session, sql, (), list(sizes))}
+            sql = "DELETE FROM body WHERE space = ? AND key IN (@) RETURNING key"
+            gone = {key for (key,) in rows_in_chunks(session, sql, (self._space,), list(sizes))}
         self._forget("dead_body", sizes)
         self._bodies += len(gone)
         self._bytes += sum(sizes[key] for key in gone)
@@ -348,7 +348,8 @@ def drop_unused_scopes(database: Database, space: int, opened: Opener) -> None:
         if unused:
             with opened() as session:
                 session.run_many(
-                    f"DELETE FROM scope WHERE no = ? AND {_UNUSED_SCOPE}", [(no,) for no in unused]
+                    f"DELETE FROM scope WHERE space = ? AND no = ? AND {_UNUSED_SCOPE}",
+                    [(space, no) for no in unused],
                 )
                 invalidate_caches(session, space)
         if len(rows) < SLICE:
@@ -465,7 +466,8 @@ class _Sweep:
                 )
                 last = commits[-1][0] if commits else after
                 bodies = session.rows(
-                    f"SELECT b.key, b.scope FROM commits c JOIN body b ON b.key >= c.no * {part_size} "
+                    "SELECT b.key, b.scope FROM commits c "
+                    f"JOIN body b ON b.space = c.space AND b.key >= c.no * {part_size} "
                     f"AND b.key < (c.no + 1) * {part_size} "
                     "WHERE c.space = ? AND c.batch > ? AND c.batch <= ?",
                     (self._space, after, last),
@@ -496,10 +498,10 @@ class _Sweep:
                 )
                 marked = self._walk.lists.among(no for _, no in rows)
                 unmarked = [no for _, no in rows if no not in marked]
-                sql = "SELECT no, scope, seq FROM list WHERE no IN (@)"
+                sql = "SELECT no, scope, seq FROM list WHERE space = ? AND no IN (@)"
                 young: dict[int, int] = {}
                 old: list[int] = []
-                for no, scope, seq in rows_in_chunks(session, sql, (), unmarked):
+                for no, scope, seq in rows_in_chunks(session, sql, (self._space,), unmarked):
                     if seq > self._before_seq:
                         young[no] = scope
                     else:
@@ -580,7 +582,8 @@ class _Sweep:
     def _live_bytes(self, pack: int, *, dry_run: bool) -> int:
         """Estimate the size of a pack without its garbage; a frame may hold several objects."""
         with self._database.reading() as session:
-            rows = session.rows('SELECT name, size, "offset", length FROM object WHERE pack = ?', (pack,))
+            sql = 'SELECT name, size, "offset", length FROM object WHERE space = ? AND pack = ?'
+            rows = session.rows(sql, (self._space, pack))
         names = [bytes(row[0]) for row in rows]
         dead = self._removal.listed_objects(names) if dry_run else set[bytes]()
         frames: dict[int, list[int]] = {}

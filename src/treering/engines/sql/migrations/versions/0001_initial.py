@@ -19,6 +19,12 @@ NAME = sa.Text(collation="C").with_variant(sa.Text(), "sqlite")
 
 
 def upgrade() -> None:
+    is_sqlite = op.get_context().dialect.name == "sqlite"
+
+    def key(column: str) -> sa.PrimaryKeyConstraint:
+        """In SQLite, the rowid alone."""
+        return sa.PrimaryKeyConstraint(*([column] if is_sqlite else ["space", column]))
+
     op.create_table(
         "meta",
         sa.Column("key", NAME, nullable=False),
@@ -39,10 +45,10 @@ def upgrade() -> None:
     )
     op.create_table(
         "scope",
+        sa.Column("space", NUMBER, autoincrement=False, nullable=False),
         sa.Column("no", NUMBER, sa.Identity(), nullable=False),
-        sa.Column("space", NUMBER, nullable=False),
         sa.Column("name", NAME, nullable=False),
-        sa.PrimaryKeyConstraint("no"),
+        key("no"),
         sa.UniqueConstraint("space", "name", name="scope_space_name_key"),
         sqlite_autoincrement=True,
     )
@@ -57,25 +63,26 @@ def upgrade() -> None:
     op.create_index("run_name", "run", ["space", "name"])
     op.create_table(
         "commits",
+        sa.Column("space", NUMBER, autoincrement=False, nullable=False),
         sa.Column("no", NUMBER, sa.Identity(), nullable=False),
-        sa.Column("space", NUMBER, nullable=False),
         sa.Column("batch", NAME, nullable=False),
         sa.Column("first_seq", NUMBER, nullable=False),
         sa.Column("last_seq", NUMBER, nullable=False),
         sa.Column("committed_at_us", NUMBER, nullable=False),
         sa.Column("receipt", sa.LargeBinary(), nullable=True),
         sa.Column("links", NAME, nullable=True),
-        sa.PrimaryKeyConstraint("no"),
+        key("no"),
         sa.UniqueConstraint("space", "batch", name="commits_space_batch_key"),
     )
     op.create_table(
         "body",
+        sa.Column("space", NUMBER, autoincrement=False, nullable=False),
         sa.Column("key", NUMBER, autoincrement=False, nullable=False),
         sa.Column("scope", NUMBER, nullable=False),
         sa.Column("frame", sa.LargeBinary(), nullable=False),
-        sa.PrimaryKeyConstraint("key"),
+        key("key"),
     )
-    op.create_index("body_scope", "body", ["scope"])
+    op.create_index("body_scope", "body", ["space", "scope"])
     op.create_table(
         "event",
         sa.Column("space", NUMBER, autoincrement=False, nullable=False),
@@ -118,7 +125,7 @@ def upgrade() -> None:
         sqlite_where=sa.text("run IS NOT NULL"),
         postgresql_where=sa.text("run IS NOT NULL"),
     )
-    op.create_index("event_scope", "event", ["scope", "kind", "seq"])
+    op.create_index("event_scope", "event", ["space", "scope", "kind", "seq"])
     op.create_index(
         "event_thread",
         "event",
@@ -128,8 +135,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "object",
-        sa.Column("no", NUMBER, sa.Identity(), nullable=False),
-        sa.Column("space", NUMBER, nullable=False),
+        sa.Column("space", NUMBER, autoincrement=False, nullable=False),
         sa.Column("name", sa.LargeBinary(), nullable=False),
         sa.Column("kind", sa.SmallInteger(), nullable=False),
         sa.Column("size", NUMBER, nullable=False),
@@ -140,31 +146,30 @@ def upgrade() -> None:
         sa.Column("offset", NUMBER, nullable=True),
         sa.Column("length", NUMBER, nullable=True),
         sa.Column("inner_offset", NUMBER, nullable=True),
-        sa.PrimaryKeyConstraint("no"),
-        sa.UniqueConstraint("space", "name", name="object_space_name_key"),
+        sa.PrimaryKeyConstraint("space", "name"),
     )
     op.create_index(
         "object_pack",
         "object",
-        ["pack"],
+        ["space", "pack"],
         sqlite_where=sa.text("pack IS NOT NULL"),
         postgresql_where=sa.text("pack IS NOT NULL"),
     )
     op.create_table(
         "pack",
+        sa.Column("space", NUMBER, autoincrement=False, nullable=False),
         sa.Column("no", NUMBER, sa.Identity(), nullable=False),
-        sa.Column("space", NUMBER, nullable=False),
         sa.Column("name", NAME, nullable=False),
         sa.Column("size", NUMBER, nullable=False),
         sa.Column("created_at_us", NUMBER, nullable=False),
-        sa.PrimaryKeyConstraint("no"),
-        sa.UniqueConstraint("name", name="pack_name_key"),
+        key("no"),
+        sa.UniqueConstraint("space", "name", name="pack_space_name_key"),
         sqlite_autoincrement=True,
     )
     op.create_table(
         "list",
+        sa.Column("space", NUMBER, autoincrement=False, nullable=False),
         sa.Column("no", NUMBER, sa.Identity(), nullable=False),
-        sa.Column("space", NUMBER, nullable=False),
         sa.Column("id", NAME, nullable=False),
         sa.Column("scope", NUMBER, nullable=False),
         sa.Column("parent", NUMBER, nullable=True),
@@ -172,25 +177,26 @@ def upgrade() -> None:
         sa.Column("length", NUMBER, nullable=False),
         sa.Column("depth", sa.Integer(), nullable=False),
         sa.Column("seq", NUMBER, nullable=False),
-        sa.PrimaryKeyConstraint("no"),
+        key("no"),
         sa.UniqueConstraint("space", "id", name="list_space_id_key"),
         sqlite_autoincrement=True,
     )
     op.create_index(
         "list_parent",
         "list",
-        ["parent"],
+        ["space", "parent"],
         sqlite_where=sa.text("parent IS NOT NULL"),
         postgresql_where=sa.text("parent IS NOT NULL"),
     )
-    op.create_index("list_scope", "list", ["scope"])
+    op.create_index("list_scope", "list", ["space", "scope"])
     op.create_table(
         "item",
+        sa.Column("space", NUMBER, autoincrement=False, nullable=False),
         sa.Column("key", NUMBER, autoincrement=False, nullable=False),
         sa.Column("kind", sa.SmallInteger(), nullable=True),
         sa.Column("frame", sa.LargeBinary(), nullable=True),
         sa.Column("address", NAME, nullable=True),
-        sa.PrimaryKeyConstraint("key"),
+        key("key"),
     )
     op.create_table(
         "ref",
@@ -205,7 +211,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("space", "name"),
         sqlite_with_rowid=False,
     )
-    op.create_index("ref_scope", "ref", ["scope"])
+    op.create_index("ref_scope", "ref", ["space", "scope"])
     op.create_index(
         "ref_seq",
         "ref",
@@ -249,39 +255,41 @@ def upgrade() -> None:
     )
     op.create_table(
         "collection",
+        sa.Column("space", NUMBER, autoincrement=False, nullable=False),
         sa.Column("no", NUMBER, sa.Identity(), nullable=False),
-        sa.Column("space", NUMBER, nullable=False),
         sa.Column("name", NAME, nullable=False),
         sa.Column("tokens", NAME, nullable=False),
-        sa.PrimaryKeyConstraint("no"),
+        key("no"),
         sa.UniqueConstraint("space", "name", name="collection_space_name_key"),
         sqlite_autoincrement=True,
     )
     op.create_table(
         "text",
+        sa.Column("space", NUMBER, autoincrement=False, nullable=False),
         sa.Column("no", NUMBER, sa.Identity(), nullable=False),
         sa.Column("collection", NUMBER, nullable=False),
         sa.Column("name", NAME, nullable=False),
         sa.Column("namespace", NAME, nullable=False),
         sa.Column("scope", NUMBER, nullable=False),
         sa.Column("source", NAME, nullable=False),
-        sa.PrimaryKeyConstraint("no"),
-        sa.UniqueConstraint("collection", "name", name="text_collection_name_key"),
+        key("no"),
+        sa.UniqueConstraint("space", "collection", "name", name="text_space_collection_name_key"),
     )
-    op.create_index("text_scope", "text", ["scope"])
-    if op.get_context().dialect.name == "postgresql":
+    op.create_index("text_scope", "text", ["space", "scope"])
+    if not is_sqlite:
         op.create_table(
             "fts",
+            sa.Column("space", NUMBER, autoincrement=False, nullable=False),
             sa.Column("no", sa.BigInteger(), autoincrement=False, nullable=False),
             sa.Column("collection", NUMBER, nullable=False),
             sa.Column("namespace", NAME, nullable=False),
             sa.Column("terms", TSVECTOR(), nullable=False),
-            sa.PrimaryKeyConstraint("no"),
+            sa.PrimaryKeyConstraint("space", "no"),
         )
-        op.create_index("fts_namespace", "fts", ["collection", "namespace"])
+        op.create_index("fts_namespace", "fts", ["space", "collection", "namespace"])
         op.create_index("fts_terms", "fts", ["terms"], postgresql_using="gin")
     op.execute("INSERT INTO meta (key, value) VALUES ('format', '1')")
-    if op.get_context().dialect.name == "sqlite":
+    if is_sqlite:
         op.create_table(
             "fresh",
             sa.Column("slot", sa.Integer(), autoincrement=False, nullable=False),
@@ -295,8 +303,10 @@ def upgrade() -> None:
             ("event", "event", "1000000 200000 1"),
             ("event", "sqlite_autoindex_event_2", "1000000 200000 5000 1"),
             ("event", "event_run", "1000000 200000 100 2 1"),
-            ("event", "event_scope", "1000000 200 100 1"),
+            ("event", "event_scope", "1000000 200000 200 100 1"),
             ("event", "event_thread", "1000000 200000 200 100 1"),
+            ("scope", "sqlite_autoindex_scope_1", "1000000 200000 1"),
+            ("commits", "sqlite_autoindex_commits_1", "1000000 200000 1"),
         ):
             op.execute(
                 f"INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('{table}', '{index}', '{statistics}')"
