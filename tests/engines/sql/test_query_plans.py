@@ -29,9 +29,10 @@ class RecordingSession:
 
 QUERIES = {
     ("event_scope (space=? AND scope=? AND kind=?",): EventQuery(kinds=("checkpoint",), scope="/thread/t"),
-    ("event_thread (space=? AND thread=? AND kind=?", "event_scope (space=? AND scope=? AND kind=?"): EventQuery(
-        kinds=("transcript",), thread="/t"
-    ),
+    (
+        "event_thread (space=? AND thread=? AND kind=?",
+        "event_scope (space=? AND scope=? AND kind=?",
+    ): EventQuery(kinds=("transcript",), thread="/t"),
     ("event_run (space=? AND run=?",): EventQuery(run="r", order="time"),
     ("sqlite_autoindex_event_2 (space=? AND day=? AND id=?",): EventQuery(ids=("a",), since_us=0, until_us=1),
     ("sqlite_autoindex_event_2 (space=? AND day>? AND day<?",): EventQuery(
