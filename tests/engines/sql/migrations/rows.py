@@ -107,7 +107,8 @@ ROWS: dict[str, list[dict]] = {
     "collection": [{"no": 1, "space": 1, "name": "messages", "tokens": "words"}],
     "text": [
         {
-            "space": 1, "no": 1, "collection": 1, "name": "e1", "namespace": "alice", "scope": 1, "source": SLOT,
+            "space": 1, "no": 1, "collection": 1, "name": "e1", "namespace": "alice", "scope": 1,
+            "source": SLOT,
         },
     ],
 }  # fmt: skip
