@@ -1008,6 +1008,32 @@ class AsyncTimeline:
         ):
             yield each
 
+    async def live(
+        self,
+        *,
+        after: int | None = None,
+        run: str | None = None,
+        thread: str | None = None,
+        namespace: str = "",
+        agent: str | None = None,
+        kinds: Sequence[str] = (),
+        everything: bool = False,
+        seconds: float | None = None,
+    ) -> AsyncIterator[TimelineEvent]:
+        """Async twin of `Timeline.live`."""
+        async for each in self._bridge.iterate(
+            self._timeline.live,
+            after=after,
+            run=run,
+            thread=thread,
+            namespace=namespace,
+            agent=agent,
+            kinds=kinds,
+            everything=everything,
+            seconds=seconds,
+        ):
+            yield each
+
     async def content(self, *addresses: Address) -> list[Any]:
         """Async twin of `Timeline.content`."""
         return await self._bridge.call(self._timeline.content, *addresses)

@@ -21,7 +21,7 @@ from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
 
 from treering.errors import Closed
-from treering.runs.follow import Follower, LiveEvent
+from treering.runs.follow import E, Follower
 from treering.sync_async import has_borrowed_loop, lend_running_loop
 
 P = ParamSpec("P")
@@ -76,8 +76,8 @@ class Bridge:
         """Yield the items of an iterator whose steps block, each of them read in the pool."""
         iterator = await self.call(function, *args, **kwargs)
         if isinstance(iterator, Follower):
-            async for item in _followed(iterator):
-                yield cast("T", item)
+            async for item in _followed(cast("Follower[Any]", iterator)):
+                yield item
             return
         try:
             while (item := await self.call(next, iterator, _END)) is not _END:
@@ -155,17 +155,17 @@ def _run_in_new_thread(function: Callable[[], T]) -> Future[T]:
     return future
 
 
-async def _followed(following: Follower) -> AsyncIterator[LiveEvent]:
+async def _followed(following: Follower[E]) -> AsyncIterator[E]:
     """Yield what an endless iterator returns.
 
     It is read in a thread of its own, because it waits most of the time and would hold a thread of the pool
     for ever. A slow reader makes it wait.
     """
     loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[LiveEvent | BaseException | None] = asyncio.Queue()
+    queue: asyncio.Queue[E | BaseException | None] = asyncio.Queue()
     free = threading.Semaphore(_READ_AHEAD)
 
-    def post(item: LiveEvent | BaseException | None) -> bool:
+    def post(item: E | BaseException | None) -> bool:
         try:
             loop.call_soon_threadsafe(queue.put_nowait, item)
         except RuntimeError:  # the loop was closed

@@ -174,6 +174,16 @@ def test_tail_prints_a_line_per_event(run, tmp_path):
     assert "\x1b" not in result.out
 
 
+def test_tail_prints_the_events_of_a_timeline(run, tmp_path):
+    with treering.open(tmp_path / "s") as store:
+        record_run(store)
+    tail = ("tail", "--store", "s", "--after", 0, "--shape", "timeline", "--seconds", 0.01)
+    assert "call search_docs" in run(*tail).out
+    told = [json.loads(line) for line in run(*tail, "--json").out.splitlines()]
+    listed = json.loads(run("timeline", "run-1", "--store", "s", "--json").out)
+    assert sorted(told, key=str) == sorted(listed, key=str)
+
+
 def test_tail_filters_and_resumes_after_a_number(run, tmp_path):
     with treering.open(tmp_path / "s") as store:
         record_run(store)

@@ -16,8 +16,10 @@ from websockets.sync.client import connect
 import treering
 from tests.server.running import running
 from treering.core.batch import Event
+from treering.core.query import EventQuery
 from treering.errors import Corrupt
 from treering.runs.follow import LiveFilter
+from treering.runs.timeline import event_to_dict
 from treering.server.auth import Keys
 from treering.server.routes.live import EventStream
 from treering.server.settings import Settings
@@ -130,17 +132,67 @@ def test_events_already_sent_by_another_server_are_not_repeated(store):
     feed = Feed(store.engine, store.space)
     feed._thread = threading.Thread()  # no reader: this server has seen nothing yet
     note(store, "a", "b")
-    events = list(store.timeline.follow(after=0, seconds=0))
+    records = store.engine.scan(store.space, EventQuery(), limit=10).records
 
     async def go_on():
         pieces = feed.subscribe(LiveFilter(), after=1)
         assert (await anext(pieces)).seq == 1
-        feed._add([FeedEvent(each, 0) for each in events], 2, threading.Event())
+        feed._add([FeedEvent(each, 0) for each in records], 2, threading.Event())
         piece = await anext(pieces)
         await pieces.aclose()
         return [each.event.id for each in piece.events]
 
     assert asyncio.run(go_on()) == ["b"]
+
+
+def record_a_run(store, run):
+    with store.run(agent="planner", id=run) as recorded:
+        with recorded.tool("search", {"q": "refunds"}) as call:
+            call.output = ["page 3"]
+        recorded.message("assistant", "On page 3.", model="gpt-5", usage={"input": 400, "output": 20})
+        with recorded.span("think", kind="reasoning"):
+            pass
+    store.flush()
+
+
+@pytest.mark.parametrize("query", ["", "&types=all"])
+def test_the_shape_of_the_timeline_is_that_of_its_route(store, url, query):
+    record_a_run(store, "r-1")
+    page = httpx.get(f"{url}/runs/r-1/timeline?limit=1000{query}").json()["events"]
+    if query:  # the row of the run's end is written after its spans, with the time of the run's start
+        assert {"reasoning.span.start", "run"} <= {each["type"] for each in page}
+
+    def in_order(events):
+        return sorted(events, key=lambda each: (each["ts"], each["type"], json.dumps(each["ref"])))
+
+    with Reader(f"{url}/live?after=0&run=r-1&shape=timeline{query}") as reader:
+        assert in_order(reader.events(len(page))) == in_order(page)
+        sse_end = reader.last_id
+    with connect(f"ws{url[4:]}/ws?after=0&run=r-1&shape=timeline{query}") as client:
+        sent = []
+        while len(sent) < len(page):
+            sent += json.loads(client.recv(timeout=60))["events"]
+        assert in_order(sent) == in_order(page)
+    with Reader(f"{url}/live?after={sse_end}&shape=timeline") as reader:  # goes on with what happens
+        record_a_run(store, "r-2")
+        assert reader.events(1)[0]["run_id"] == "r-2"
+    events = list(store.timeline.live(after=0, run="r-1", everything=bool(query), seconds=0))
+    assert in_order([event_to_dict(each) for each in events]) == in_order(page)
+
+
+def test_a_span_stored_at_its_end_is_resumed_whole(store, url):
+    note(store, "s", kind="span.tool", name="search", span="s", run="r-1", duration_us=5)
+    with Reader(f"{url}/live?after=0&shape=timeline") as reader:
+        assert reader.events(1)[0]["type"] == "tool.call"
+        assert reader.last_id in (None, "0")  # not after the call: its result would be skipped
+        assert reader.events(1)[0]["type"] == "tool.result"
+        assert reader.last_id == "1"
+
+
+def test_types_need_the_shape_of_the_timeline(url):
+    answer = httpx.get(f"{url}/live?types=all")
+    assert answer.status_code == 422
+    assert "shape=timeline" in answer.json()["detail"]
 
 
 def test_only_matching_events_are_sent(store, url):

@@ -157,8 +157,7 @@ def timeline(
         for event in events
     ]
     lines = rows([("AT", "SPAN", "AGENT", "WHAT"), *table])
-    values = [{**plain(event), "ts": event.ts} for event in events]
-    show(values, lines if events else ["no events"], as_json=as_json)
+    show(list(map(_event_to_plain, events)), lines if events else ["no events"], as_json=as_json)
 
 
 @takes_store
@@ -257,6 +256,10 @@ def tail(
     seconds: Annotated[
         float | None, typer.Option("--seconds", metavar="N", help="Stop after N seconds without an event.")
     ] = None,
+    shape: Annotated[
+        Literal["journal", "timeline"],
+        typer.Option("--shape", help="Print rows as they are stored, or the events of a timeline."),
+    ] = "journal",
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
@@ -267,7 +270,8 @@ def tail(
     import msgspec
 
     with place.existing() as opened:
-        follower = opened.timeline.follow(
+        follow = opened.timeline.live if shape == "timeline" else opened.timeline.follow
+        for event in follow(
             after=after,
             run=None if run is None else _id_if_known(opened, run),
             thread=thread,
@@ -275,9 +279,11 @@ def tail(
             agent=agent,
             kinds=kinds or (),
             seconds=seconds,
-        )
-        for event in follower:
-            typer.echo(clean_json(msgspec.json.encode(event)) if as_json else _live_line(event))
+        ):
+            if as_json:
+                typer.echo(clean_json(msgspec.json.encode(_event_to_plain(event))))
+            else:
+                typer.echo(_live_line(event))
             sys.stdout.flush()
 
 
@@ -474,8 +480,25 @@ def _step_to_json(step: ReplayStep) -> str:
     )
 
 
-def _live_line(event: LiveEvent) -> str:
+def _event_to_plain(event: LiveEvent | TimelineEvent) -> Any:
+    from treering.runs.timeline import TimelineEvent
+
+    return {**plain(event), "ts": event.ts} if isinstance(event, TimelineEvent) else plain(event)
+
+
+def _live_line(event: LiveEvent | TimelineEvent) -> str:
     """Time, agent, what happened, time and cost. `typer.echo` strips colours if there is no terminal."""
+    from treering.runs.timeline import TimelineEvent
+
+    if isinstance(event, TimelineEvent):
+        return "  ".join(
+            (
+                typer.style(event.ts[11:23], dim=True),
+                typer.style(f"{clean(event.agent or '-')[:16]:<16}", bold=True),
+                clean(event.label)[:_MAX_LINE],
+                typer.style(f"#{event.seq}", dim=True),
+            )
+        )
     form, _, kind = event.kind.partition(".")
     word = kind or form
     parts = [

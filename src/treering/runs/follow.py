@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
-from typing import Any, Final, Self
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -125,14 +125,30 @@ def last_seq(engine: Engine, space: str) -> int:
     return engine.wait(space, 0, seconds=0)
 
 
-class Follower(Iterator[LiveEvent]):
-    """An endless iterator over new events. `close` ends it, from any thread, also while it waits."""
+class Followed(Protocol):
+    """What a follower returns: something with a sequence number to resume after."""
+
+    @property
+    def seq(self) -> int:
+        """The sequence number."""
+        ...
+
+
+E = TypeVar("E", bound=Followed)
+
+
+class Follower(Iterator[E]):
+    """An endless iterator over new events. `close` ends it, from any thread, also while it waits.
+
+    ``convert`` returns what to show of a record that passes the filter.
+    """
 
     def __init__(
         self,
         engine: Engine,
         space: str,
         filter: LiveFilter,
+        convert: Callable[[Record], Iterable[E]],
         *,
         after: int | None,
         seconds: float | None = None,
@@ -142,8 +158,9 @@ class Follower(Iterator[LiveEvent]):
         self._engine = engine
         self._space = space
         self._filter = filter
+        self._convert = convert
         self._seconds = seconds
-        self._ready: deque[LiveEvent] = deque()
+        self._ready: deque[E] = deque()
         self._is_closed = threading.Event()
         last = last_seq(engine, space)
         self.position = last if after is None else min(after, last)
@@ -153,7 +170,7 @@ class Follower(Iterator[LiveEvent]):
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> LiveEvent:
+    def __next__(self) -> E:
         waited = 0.0
         while not self._ready:
             if self._is_closed.is_set():
@@ -179,7 +196,9 @@ class Follower(Iterator[LiveEvent]):
         if last <= self._read_to:
             return False
         page = self._engine.scan(self._space, self._filter.query, after=str(self._read_to), limit=_PAGE)
-        self._ready.extend(filter(self._filter.matches, map(live_event, page.records)))
+        for record in page.records:
+            if self._filter.matches(live_event(record)):
+                self._ready.extend(self._convert(record))
         last_read = page.records[-1].seq if page.records else 0
         self._read_to = last_read if page.cursor is not None else max(last, last_read)
         return True

@@ -26,7 +26,7 @@ from treering.core.encoding import decode
 from treering.core.ids import only_match, thread_key
 from treering.core.query import EventQuery, each_record, encode_cursor, record_pages
 from treering.errors import InvalidInput, MissingExtra, NotFound
-from treering.runs.follow import Follower, LiveEvent, LiveFilter
+from treering.runs.follow import Follower, LiveEvent, LiveFilter, live_event
 from treering.runs.money import from_nanos, to_nanos
 from treering.runs.prices import EUR, exchange
 from treering.runs.run import RUNNING, find_run, run_from_ref, run_not_found
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from treering.core.engine import Engine
+    from treering.core.records import Record
     from treering.runs.listing import LegacyRuns
 
 USUAL_TYPES: Final = frozenset({"agent.span.start", "agent.span.end", "message", "tool.call", "tool.result"})
@@ -190,7 +191,36 @@ class Timeline:
         as ``after``. ``namespace`` is that of the thread.
         """
         live = LiveFilter(run=run, thread=thread, namespace=namespace, agent=agent, kinds=tuple(kinds))
-        return Follower(self._engine, self._space, live, after=after, seconds=seconds)
+        return Follower(
+            self._engine, self._space, live, lambda row: (live_event(row),), after=after, seconds=seconds
+        )
+
+    def live(
+        self,
+        *,
+        after: int | None = None,
+        run: str | None = None,
+        thread: str | None = None,
+        namespace: str = "",
+        agent: str | None = None,
+        kinds: Sequence[str] = (),
+        everything: bool = False,
+        seconds: float | None = None,
+    ) -> Iterator[TimelineEvent]:
+        """Iterate over new events as `follow` does, in the form of a timeline: `of_run`, continued live.
+
+        They come in the order of their commits. A span that was stored only when it ended gives its start and
+        its end at once, with the same ``seq``.
+        """
+        live = LiveFilter(run=run, thread=thread, namespace=namespace, agent=agent, kinds=tuple(kinds))
+        return Follower(
+            self._engine,
+            self._space,
+            live,
+            lambda row: timeline_events(row, everything=everything),
+            after=after,
+            seconds=seconds,
+        )
 
     def content(self, *addresses: Address) -> list[Any]:
         """Fetch the content of events, by the addresses in `TimelineEvent.body`."""
@@ -361,6 +391,17 @@ def _status(rows: Sequence[RunRow]) -> str | None:
     return ended[0].status if ended else RUNNING
 
 
+def timeline_events(record: Record, *, everything: bool = False) -> list[TimelineEvent]:
+    """Return what a timeline shows of one row: of the usual five types, or of all."""
+    row = RunRow(record)
+    if row.is_span:
+        phases: tuple[Phase, ...] = ("end",) if row.is_announced else ("start", "end")
+    else:
+        phases = ("start",) if row.is_open else ("at",)
+    events = [timeline_event(row, phase) for phase in phases]
+    return [event for event in events if everything or event.type in USUAL_TYPES]
+
+
 def timeline_event(row: RunRow, phase: Phase) -> TimelineEvent:
     """Return a row as an event: a span at its start or its end, anything else at its time."""
     event = row.event
@@ -489,10 +530,11 @@ def timeline_report(
 
 def page_to_dict(page: TimelinePage) -> dict[str, Any]:
     """Return a page of a timeline as REST returns it."""
-    return {"events": [_event_to_dict(event) for event in page.events], "next_cursor": page.cursor}
+    return {"events": [event_to_dict(event) for event in page.events], "next_cursor": page.cursor}
 
 
-def _event_to_dict(event: TimelineEvent) -> dict[str, Any]:
+def event_to_dict(event: TimelineEvent) -> dict[str, Any]:
+    """Return an event as REST returns it, in a page or live."""
     meta = event.meta
     if event.type == MESSAGE:
         meta = {"model": meta["model"], "tokens": meta["tokens"], "cost_eur": _cost_eur(event)}

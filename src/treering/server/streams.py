@@ -4,7 +4,8 @@ The reader's thread follows the journal and appends events, in order, to a ring 
 subscriber is only a position in it. It takes everything after its position at once, so a client that is a bit
 slow gets larger batches, and one that is so slow that the ring has moved on is cut off and told where to
 resume. **Invariant:** a subscriber gets every matching event once and in order, up to where it is cut off.
-Memory is bounded by the ring, and no subscriber delays another one.
+Memory is bounded by the ring, and no subscriber delays another one. A row is encoded once for each shape that
+subscribers ask for: as a row of the journal, or as the events that a timeline makes of it.
 
 A subscriber that starts further back than the ring reads the journal itself until it has caught up.
 """
@@ -19,15 +20,17 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any, Final
+from typing import Final, Literal
 
 import msgspec
 from anyio import to_thread
 
 from treering.core.engine import Engine
 from treering.core.query import EventQuery
+from treering.core.records import Record
 from treering.errors import TreeringError
-from treering.runs.follow import LiveEvent, LiveFilter, last_seq, live_event
+from treering.runs.follow import LiveFilter, last_seq, live_event
+from treering.runs.timeline import event_to_dict, timeline_events
 
 RING_EVENTS: Final = 8192
 RING_BYTES: Final = 16 << 20
@@ -42,22 +45,32 @@ _encode: Final = msgspec.json.Encoder().encode
 log: Final = logging.getLogger("treering.server")
 
 
+Shape = Literal["journal", "timeline", "timeline-all"]
+"""How rows are sent: as they are, or as the usual or all events of a timeline."""
+
+
 class FeedEvent:
-    """An event in the ring. It is encoded once, when the first subscriber needs it."""
+    """A row of the journal in the ring. It is encoded once a shape, when the first subscriber needs it."""
 
-    __slots__ = ("_json", "event", "size")
+    __slots__ = ("_json", "_record", "event", "size")
 
-    def __init__(self, event: LiveEvent, size: int) -> None:
-        self.event = event
+    def __init__(self, record: Record, size: int) -> None:
+        self.event = live_event(record)
         self.size = size
-        self._json: bytes | None = None
+        self._record = record
+        self._json: dict[Shape, tuple[bytes, ...]] = {}
 
-    @property
-    def json(self) -> bytes:
-        """The event as JSON."""
-        if self._json is None:
-            self._json = _encode(self.event)
-        return self._json
+    def json(self, shape: Shape) -> tuple[bytes, ...]:
+        """The row as JSON; in a timeline it may be no event, one or two."""
+        encoded = self._json.get(shape)
+        if encoded is None:
+            if shape == "journal":
+                encoded = (_encode(self.event),)
+            else:
+                events = timeline_events(self._record, everything=shape == "timeline-all")
+                encoded = tuple(_encode(event_to_dict(each)) for each in events)
+            self._json[shape] = encoded
+        return encoded
 
 
 class StreamBatch(msgspec.Struct, frozen=True):
@@ -67,7 +80,7 @@ class StreamBatch(msgspec.Struct, frozen=True):
     """
 
     seq: int
-    events: Sequence[Any] = ()
+    events: Sequence[FeedEvent] = ()
     end: str | None = None
     """``cut``: too slow; ``end``: the server stops; ``None``: more will follow."""
 
@@ -168,7 +181,8 @@ class Feed:
     def _catch_up(self, live_filter: LiveFilter, position: int) -> StreamBatch:
         edge = self._complete_from  # committed before this scan, so the scan sees it
         page = self._engine.scan(self._space, live_filter.query, after=str(position), limit=BATCH_EVENTS)
-        found = [FeedEvent(event, 0) for event in map(live_event, page.records) if live_filter.matches(event)]
+        rows = [FeedEvent(record, 0) for record in page.records]
+        found = [each for each in rows if live_filter.matches(each.event)]
         if page.cursor is None:
             seen = page.records[-1].seq if page.records else position
             return StreamBatch(max(seen, edge), found)
@@ -239,9 +253,7 @@ class Feed:
                 if last <= position:
                     continue
                 page = self._engine.scan(self._space, EventQuery(), after=str(position), limit=_PAGE)
-                events = [
-                    FeedEvent(live_event(each), 500 + len(each.event.data or b"")) for each in page.records
-                ]
+                events = [FeedEvent(each, 500 + len(each.event.data or b"")) for each in page.records]
             except Exception as error:
                 if isinstance(error, TreeringError) and error.retryable:
                     time.sleep(_WAIT_SECONDS)

@@ -2,7 +2,8 @@
 
 Both start at any sequence number, and every event carries the number to resume after. A client that reads
 nothing for half a minute is disconnected. One that cannot keep up gets a ``cut`` event with the number to
-resume after, and all clients get ``end`` when the server stops.
+resume after, and all clients get ``end`` when the server stops. With ``shape=timeline``, events have the form
+of the routes of timelines, so that one client shows what happened and what happens.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 from anyio import to_thread
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from treering.server.endpoints import ServerState
-    from treering.server.streams import StreamBatch
+    from treering.server.streams import Shape, StreamBatch
 
 SEND_TIMEOUT_SECONDS: Final = 30.0
 """How long a client may take to read one batch."""
@@ -44,7 +45,8 @@ _GOING_AWAY: Final = 1001
 class LiveQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where to start, and which events to send. ``kinds`` may be repeated or separated by commas.
 
-    ``namespace`` is that of the thread.
+    ``namespace`` is that of the thread. ``shape=timeline`` sends the events of `/runs/{id}/timeline` instead
+    of rows of the journal; ``types=all`` then sends more than the five usual types.
     """
 
     after: int | None = None
@@ -53,6 +55,14 @@ class LiveQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     namespace: str = ""
     agent: str | None = None
     kinds: list[str] = []
+    shape: Literal["journal", "timeline"] = "journal"
+    types: Literal["all"] | None = None
+
+    def to_shape(self) -> Shape:
+        """Return how rows are sent."""
+        if self.types is not None and self.shape != "timeline":
+            raise InvalidInput("types=all selects events of a timeline; pass shape=timeline with it")
+        return "timeline-all" if self.types == "all" else self.shape
 
     def to_filter(self) -> LiveFilter:
         """Return the filter of the request."""
@@ -73,8 +83,9 @@ async def live(call: Call[LiveQuery, None]) -> Response:
         if not last_id.isdecimal():
             raise InvalidInput(f"Last-Event-ID is {last_id[:40]!r}; send the id of the last event")
         after = int(last_id)
+    live_filter, shape = call.query.to_filter(), call.query.to_shape()
     feed = call.request.app.state.treering.streams.of(call.store.space)
-    return EventStream(feed.subscribe(call.query.to_filter(), after=after))
+    return EventStream(feed.subscribe(live_filter, after=after), shape)
 
 
 ENDPOINTS: Final = (live,)
@@ -88,13 +99,13 @@ def routes(state: ServerState) -> Sequence[BaseRoute]:
             access = await to_thread.run_sync(state.gate.admit, socket)
             access.check("read")
             query = _query(socket)
-            live_filter = query.to_filter()
+            live_filter, shape = query.to_filter(), query.to_shape()
         except TreeringError as error:
             await socket.send_denial_response(respond(error))
             return
         await socket.accept()
         feed = state.streams.of(access.project)
-        await _stream(socket, feed.subscribe(live_filter, after=query.after))
+        await _stream(socket, feed.subscribe(live_filter, after=query.after), shape)
 
     return [WebSocketRoute("/ws", answer, name="live.ws")]
 
@@ -102,8 +113,9 @@ def routes(state: ServerState) -> Sequence[BaseRoute]:
 class EventStream(Response):
     """A response of server-sent events that lasts until the client leaves."""
 
-    def __init__(self, batches: AsyncGenerator[StreamBatch]) -> None:
+    def __init__(self, batches: AsyncGenerator[StreamBatch], shape: Shape = "journal") -> None:
         self._batches = batches
+        self._shape: Shape = shape
         self.status_code = 200
         self.background = None
         self.init_headers(_HEADERS)
@@ -125,13 +137,22 @@ class EventStream(Response):
         async with aclosing(self._batches) as batches:
             async for batch in batches:
                 async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
-                    await send({"type": "http.response.body", "body": sse(batch), "more_body": True})
+                    body = sse(batch, self._shape)
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def sse(batch: StreamBatch) -> bytes:
-    """Return a batch as server-sent events; one without events only moves the number to resume after."""
-    parts = [b"id: %d\ndata: %b\n\n" % (each.event.seq, each.json) for each in batch.events]
+def sse(batch: StreamBatch, shape: Shape) -> bytes:
+    """Return a batch as server-sent events; one without events only moves the number to resume after.
+
+    Of two events that a row gives, only the last has an id, so that a client resumes with both or neither.
+    """
+    parts: list[bytes] = []
+    for each in batch.events:
+        *first, last = each.json(shape) or (b"",)
+        parts += [b"data: %b\n\n" % data for data in first]
+        if last:
+            parts.append(b"id: %d\ndata: %b\n\n" % (each.event.seq, last))
     if batch.end is not None:
         parts.append(
             b'id: %d\nevent: %b\ndata: {"resume":%d}\n\n' % (batch.seq, batch.end.encode(), batch.seq)
@@ -146,8 +167,8 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _stream(socket: WebSocket, batches: AsyncGenerator[StreamBatch]) -> None:
-    sending = asyncio.ensure_future(_send_batches(socket, batches))
+async def _stream(socket: WebSocket, batches: AsyncGenerator[StreamBatch], shape: Shape) -> None:
+    sending = asyncio.ensure_future(_send_batches(socket, batches, shape))
     gone = asyncio.ensure_future(_closed(socket))
     try:
         await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -158,18 +179,18 @@ async def _stream(socket: WebSocket, batches: AsyncGenerator[StreamBatch]) -> No
                 await task
 
 
-async def _send_batches(socket: WebSocket, batches: AsyncGenerator[StreamBatch]) -> None:
+async def _send_batches(socket: WebSocket, batches: AsyncGenerator[StreamBatch], shape: Shape) -> None:
     async with aclosing(batches) as followed:
         async for batch in followed:
             async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
-                await socket.send_text(message(batch))
+                await socket.send_text(message(batch, shape))
             if batch.end is not None:
                 await socket.close(_TRY_AGAIN_LATER if batch.end == "cut" else _GOING_AWAY, batch.end)
 
 
-def message(batch: StreamBatch) -> str:
+def message(batch: StreamBatch, shape: Shape) -> str:
     """Return a batch as one message: its events, and the sequence number to resume after."""
-    events = b",".join([each.json for each in batch.events])
+    events = b",".join([data for each in batch.events for data in each.json(shape)])
     end = b"" if batch.end is None else b',"end":"%b"' % batch.end.encode()
     return (b'{"seq":%d%b,"events":[%b]}' % (batch.seq, end, events)).decode()
 
