@@ -6,7 +6,7 @@ import pytest
 
 import treering
 from tests.agent.scripted import Scripted, add, answered, asking, contents, said, two_sums, user
-from treering.agent import CheckpointWarning, create_agent
+from treering.agent import CheckpointWarning, create_agent, tool
 from treering.core.query import EventQuery
 from treering.errors import Conflict, InvalidInput, StoreFull
 
@@ -101,7 +101,8 @@ class TestAutomaticCheckpoints:
                 raise failures.pop()
 
         store.hooks.add("pre_checkpoint_save", fails)
-        agent = create_agent(model=Scripted(two_sums(), "Done."), tools=[add], checkpointer=store)
+        safe = tool(add, replay="safe")
+        agent = create_agent(model=Scripted(two_sums(), "Done."), tools=[safe], checkpointer=store)
         with pytest.warns(CheckpointWarning):
             result = agent.generate(thread_id="t", prompt="Hi", checkpoint_after_tool_call=True)
         assert result.checkpoint.messages == result.messages

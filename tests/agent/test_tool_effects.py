@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 from tests.agent.scripted import Scripted, answered, asking
-from treering.agent import create_agent, tool
+from treering.agent import CheckpointWarning, create_agent, tool
 from treering.effects import Outcome
-from treering.errors import Conflict
+from treering.errors import Conflict, StoreFull
+from treering.threads.thread import ThreadMoved
 
 
 class Bank:
@@ -220,3 +221,48 @@ def test_an_error_that_ends_the_run_leaves_the_effect_unknown(store) -> None:
         agent.generate(thread_id="t", prompt="Pay")
     (effect,) = store.effects.unknown()
     assert effect.note == "ConnectionError: lost after 5"
+
+
+def test_a_run_whose_intent_cannot_be_stored_calls_nothing(store, bank) -> None:
+    failures = [StoreFull("full"), StoreFull("full")]
+
+    def fails(_):
+        if failures:
+            raise failures.pop()
+
+    store.hooks.add("pre_checkpoint_save", fails)
+    agent = agent_of(store, bank.pay)
+    with pytest.raises(StoreFull), pytest.warns(CheckpointWarning):
+        agent.generate(thread_id="t", prompt="Pay")
+    assert bank.paid == []
+    assert list(store.effects.list()) == []
+
+
+def test_a_hook_that_fails_after_the_intent_is_stored_does_not_stop_the_call(store, bank) -> None:
+    failures = [OSError("the log is full")]
+
+    def fails(_):
+        if failures:
+            raise failures.pop()
+
+    store.hooks.add("post_checkpoint_save", fails)
+    with pytest.warns(CheckpointWarning, match="the log is full"):
+        assert agent_of(store, bank.pay).generate(thread_id="t", prompt="Pay").text == "Paid."
+    assert [each.status for each in store.effects.list()] == ["done"]
+    assert bank.paid == [5]
+
+
+def test_of_two_runs_that_both_got_a_reply_only_one_calls(store, bank) -> None:
+    """The other one finds that the thread has moved when it plans its call."""
+    slow = agent_of(store, bank.pay)
+    fast = agent_of(store, bank.pay, calls=(("c2", "pay", {"amount": 7}),))
+
+    def overtaken(_):
+        store.hooks.remove("pre_checkpoint_save", overtaken)
+        fast.generate(thread_id="t", prompt="Pay")
+
+    store.hooks.add("pre_checkpoint_save", overtaken)
+    with pytest.raises(ThreadMoved):
+        slow.generate(thread_id="t", prompt="Pay")
+    assert bank.paid == [7]
+    assert [each.call_id for each in store.effects.list()] == ["c2"]

@@ -76,6 +76,7 @@ from treering.limits.tool_budgets import Budget, Budgets
 from treering.runs.span import current_node
 from treering.sync_async import call as call_and_wait
 from treering.sync_async import lent
+from treering.threads.head import ThreadMoved
 
 if TYPE_CHECKING:
     from treering.effects.effects import Intent
@@ -166,7 +167,7 @@ class AgentRun:
         try:
             interrupt = yield from self._work()
         except Exception as error:
-            if self._has_progress:
+            if self._has_progress and not isinstance(error, ThreadMoved):
                 yield from self._save_and_yield("failed")
             self._recorder.end(error)
             raise
@@ -282,7 +283,10 @@ class AgentRun:
             yield from events
 
     def _plan(self, calls: list[ToolCall], *, always: bool = False) -> LoopSteps:
-        """Save the reply that asks for calls together with their effects (``always``: even without any)."""
+        """Save the reply that asks for calls together with their effects (``always``: even without any).
+
+        If that fails, the run does: another process may have had a reply too, and calls of its own.
+        """
         intents = self._effects.new(calls, self._config.tools, self._id)
         if intents or always:
             yield from self._save("running", effects=intents)
@@ -479,7 +483,8 @@ class AgentRun:
     def _save(self, status: str, pending: Any = None, *, effects: Sequence[Intent] = ()) -> LoopSteps:
         """Save an automatic checkpoint. A failure is reported, and the run continues.
 
-        With an interrupt the failure is raised, because nobody could answer the interrupt.
+        With an interrupt the failure is raised, because nobody could answer the interrupt; and with effects
+        that are not stored, because after a crash their calls would be made again.
         """
         if self._conversation is None:
             return
@@ -508,7 +513,7 @@ class AgentRun:
                 raise Vetoed(f"{veto}, which has a pending interrupt; allow these checkpoints") from veto
             return
         except Exception as error:
-            if pending is not None:
+            if pending is not None or not (yield from self._effects.are_planned(effects)):
                 raise
             warnings.warn(
                 f"thread {self._thread_id!r} could not be saved: {type(error).__name__}: {error}; "

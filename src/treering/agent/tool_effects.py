@@ -11,7 +11,7 @@ and ``edit`` says that it did happen, with the result that is given. Deciding wi
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -20,7 +20,7 @@ import msgspec
 from treering.agent.messages import Call, Context, ToolCall
 from treering.agent.tools import Tool, result_text
 from treering.effects.effects import Attempt, Effect, Intent, Outcome
-from treering.errors import InvalidInput
+from treering.errors import InvalidInput, TreeringError
 
 if TYPE_CHECKING:
     from treering.store import Store
@@ -80,6 +80,18 @@ class ToolEffects:
         """Store intents whose checkpoint could not be saved."""
         if self._effects is not None and intents:
             yield Call(self._effects.plan, tuple(intents))
+
+    def are_planned(self, intents: Sequence[Intent]) -> EffectSteps:
+        """Whether intents were stored although saving their checkpoint failed; if not, forget them."""
+        if self._effects is None or not intents:
+            return True
+        try:
+            yield Call(self._effects.get, (intents[0].id,))
+        except TreeringError:
+            ids = {intent.id for intent in intents}
+            self.ids = {call: effect for call, effect in self.ids.items() if effect not in ids}
+            return False
+        return True
 
     def key(self, call: ToolCall, run_id: str) -> str:
         """Return the idempotency key of a call."""

@@ -76,6 +76,8 @@ EFFECT_KINDS: Final = (PLANNED, ENDED, UNKNOWN, DECIDED)
 EFFECTS: Final = "effect/"
 OPEN_EFFECTS: Final = "effect.open/"
 LEASE_SECONDS: Final = 15.0
+_STARTING_SECONDS: Final = 2.0
+"""How long a lease is first: if its process dies before the start is stored, nobody can see that it has."""
 _BEATS: Final = 3
 """How often a lease is renewed in its lifetime."""
 _POLL_SECONDS: Final = 0.05
@@ -338,7 +340,13 @@ class Effects:
                 return self._ledger.effect(stored)
             lease = self._ledger.claim(stored)
             if lease is not None:
-                break
+                try:
+                    return self._ledger.start(lease, effect_id, arguments)
+                except BaseException as error:
+                    with suppress(TreeringError):
+                        self._engine.release(lease)
+                    if not isinstance(error, (Fenced, RefMoved)):
+                        raise
             if time.monotonic() >= deadline:
                 effect = self._ledger.effect(stored)
                 raise EffectRunning(
@@ -346,12 +354,6 @@ class Effects:
                     "wait for it, or end that process and try again"
                 )
             time.sleep(_POLL_SECONDS)
-        try:
-            return self._ledger.start(lease, effect_id, arguments)
-        except BaseException:
-            with suppress(TreeringError):
-                self._engine.release(lease)
-            raise
 
     # Deciding about an unknown one
     def resolve(
@@ -494,13 +496,17 @@ class _Ledger:
             token=lease.token,
             started_us=self.clock.now_us(),
         )
-        name = self.put_row(
-            draft, stored.ref.name.removeprefix(EFFECTS), row, scope, links=links, expect=stored.ref.version
-        )
+        name = self.put_row(draft, effect_id, row, scope, links=links, expect=stored.ref.version)
         version = self.engine.commit(draft.batch()).versions[name]
         failpoints.hit(_BEGUN)
+        held = self.engine.heartbeat(lease, seconds=LEASE_SECONDS)
+        if held is None:  # it has expired, and nothing was called: take the start back
+            undo = Draft(self.space)
+            self.put_row(undo, effect_id, stored.row, scope, links=stored.ref.links, expect=version)
+            self.engine.commit(undo.batch())
+            raise Fenced(f"the lease of effect {effect_id!r} was lost before it was called")
         begun = _Stored(structs.replace(stored.ref, version=version, links=links), row)
-        return Attempt(self, begun, lease)
+        return Attempt(self, begun, held)
 
     def end(
         self,
@@ -553,12 +559,12 @@ class _Ledger:
     def claim(self, stored: _Stored) -> Lease | None:
         """Take the lease of an effect; ``None`` while another process has it and is alive."""
         name = stored.ref.name
-        lease = self.engine.claim(self.space, name, holder=new_id(), seconds=LEASE_SECONDS)
+        lease = self.engine.claim(self.space, name, holder=new_id(), seconds=_STARTING_SECONDS)
         row = stored.row
         if lease is None and row.status == "started" and row.holder and _is_gone(row.owner):
             held = Lease(space=self.space, name=name, holder=row.holder, token=row.token, expires_at_us=0)
             self.engine.release(held)  # its process died on this machine; nobody has to wait
-            lease = self.engine.claim(self.space, name, holder=new_id(), seconds=LEASE_SECONDS)
+            lease = self.engine.claim(self.space, name, holder=new_id(), seconds=_STARTING_SECONDS)
         return lease
 
     def put_row(
