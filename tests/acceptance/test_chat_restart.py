@@ -262,12 +262,15 @@ def test_a_lost_counter_never_leads_back_into_an_old_session(data, tmp_path, bri
         assert store.chat("telegram", 123456).reset().id == "telegram_123456_s4"
 
 
-def test_a_bad_file_stops_everything_before_anything_is_written(data, tmp_path, bring):
+def test_a_bad_entry_is_left_out_and_strictly_refused_before_anything_is_written(data, tmp_path, bring):
     (data / "session_counters.json").write_text('{"telegram_1": "many"}', encoding="utf-8")
-    code, told = bring()
+    code, told = bring("--strict")
     assert code == 2
     assert "session_counters.json" in told
     assert not (tmp_path / "store").exists()
+    code, done = bring()
+    assert code == 0
+    assert done["session_counters.json", "counters"] == (1, 0, 1)
 
 
 @pytest.mark.usefixtures("data")

@@ -178,7 +178,7 @@ def test_the_file_is_imported_once(store, tmp_path):
     for dry_run in (True, False):
         (report,) = import_ciana(data, store, dry_run=dry_run).files
         assert (report.holds, report.found, report.new, report.left_out) == ("user states", 3, 1, 2)
-        assert "'8'" in report.note
+        assert "'8'" in report.bad[0]
         assert bool(stored(store)) is not dry_run
     assert store.state.sessions(UserSession).restore().sessions == {"123456": UserSession(**ENTRY)}
     (again,) = import_ciana(data, store).files

@@ -57,6 +57,9 @@ DEATHS = {
 }
 ELSEWHERE = {
     "bucket.uploaded",
+    "effect.called",
+    "effect.ended",
+    "effect.started",
     "prune.copied",
     "prune.deleted",
     "prune.dropped",
@@ -64,8 +67,9 @@ ELSEWHERE = {
     "restore.file_written",
     "restore.staged",
     "restore.switched",
+    "store.created",
 }
-"""Failpoints outside of a store, which `tests/workspaces` and `tests/sandbox` cover."""
+"""Failpoints that the tests of `effects`, `engines/sqlite`, `workspaces` and `sandbox` cover."""
 
 FATES = {"commit.begin": "absent", "commit.before_commit": "absent", "commit.after_commit": "whole"}
 """Whether a batch is stored if its writer dies there."""

@@ -87,7 +87,7 @@ def test_threads_do_not_read_across(fresh, owned):
         assert {each.id for each in store.threads(namespace=tenant.namespace)} == mine
         for owner, theirs in owned:
             thread = store.thread(theirs, tenant.namespace)
-            found = thread.load()
+            found = thread.get()
             assert (found is None) == (theirs not in mine)
             if found is not None:
                 assert found.messages == [say(repr((tenant, theirs)))]

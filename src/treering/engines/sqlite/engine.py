@@ -39,6 +39,7 @@ from treering.engines.sqlite.commit_log import CommitLog
 from treering.engines.sqlite.connection import SqliteDatabase
 from treering.engines.sqlite.errors import FAILURES, damaged, translate
 from treering.engines.sqlite.marker import LastCommit, lost, mark, refuse_lost, traces_of
+from treering.engines.sqlite.writer_queue import retry_while_busy
 from treering.errors import (
     Closed,
     Conflict,
@@ -269,12 +270,13 @@ def _open_database(
     try:
         recorded = last.recorded()
         with database.exclusively() as connection:
-            if schema.read_info(connection, "sqlite") is None:
+            # Another process may be creating the database, and holds it alone for a moment.
+            if retry_while_busy(lambda: schema.read_info(connection, "sqlite")) is None:
                 if traces:
                     raise lost(original, "has no tables", traces)
                 if path != original:
                     raise NotFound(f"{original} has no tables")
-            elif (damage := last.missing(connection, recorded)) is not None:
+            elif (damage := retry_while_busy(lambda: last.missing(connection, recorded))) is not None:
                 raise last.refuse(damage)
             database.set_modes(connection)
             info = schema.ensure_schema(
