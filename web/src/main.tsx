@@ -8,6 +8,7 @@ import "./styles/frame.css";
 import "./styles/lists.css";
 import "./styles/run.css";
 import "./styles/thread.css";
+import "./styles/content.css";
 import "./styles/rest.css";
 
 render(<App />, document.getElementById("app")!);

@@ -32,8 +32,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     ``text`` has the words of a text, thought or error, the text of a tool's result, or a citation's title.
     ``name`` is the tool's or the file's. ``call_id`` connects a result with its call. ``value`` has the
-    arguments of a call, a result that is more than text, or the data. ``url`` locates an image, a file or a
-    source; inline bytes have a ``data:`` URL.
+    arguments of a call, a structured result, or the data. ``parts`` are those of a result that is more than
+    text, such as a screenshot. ``url`` locates an image, a file or a source; inline bytes have a ``data:``
+    URL.
     """
 
     kind: PartKind
@@ -43,6 +44,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     value: Any = None
     url: str | None = None
     media_type: str | None = None
+    parts: list[Part] = []
     is_error: bool = False
 
 
@@ -70,6 +72,8 @@ _ROLES: Final = {
 }
 """Other names of the usual roles."""
 
+_SPEAKERS: Final = frozenset({"user", "assistant", "system", "tool"})
+
 _MAX_DEPTH: Final = 8
 """How deep a message may be wrapped in others; what is deeper is shown as data."""
 
@@ -81,6 +85,29 @@ def read_message(message: Any) -> ReadMessage:
     if not isinstance(message, Mapping):
         return ReadMessage(role="message", parts=[Part(kind="data", value=message)])
     return _read(cast("_Fields", message), 0)
+
+
+def read_messages(value: Any) -> list[ReadMessage] | None:
+    """Return the messages that a value is or holds, or None if it is something else.
+
+    A value is a message, a list of messages, an object with such a list under ``messages``, or the list of
+    parts that one message consists of.
+    """
+    if isinstance(value, Mapping):
+        fields = cast("_Fields", value)
+        held = fields.get("messages")
+        if isinstance(held, (list, tuple)) and held:
+            return read_messages(held)
+        return [read_message(fields)] if _is_message(fields) else None
+    entries = _items(value)
+    if not entries or not all(isinstance(each, Mapping) for each in entries):
+        return None
+    mappings = [_mapping(each) for each in entries]
+    if all(map(_is_message, mappings)):
+        return [read_message(each) for each in mappings]
+    if all(_kind(each) in _READERS for each in mappings):
+        return [_read({"content": entries}, 0)]
+    return None
 
 
 def message_text(message: ReadMessage) -> str:
@@ -136,7 +163,7 @@ def _unwrap(fields: _Fields) -> _Fields | None:
             return found
         if key == "payload" and isinstance(kind, str):
             return found
-        if key == "data" and _ROLES.get(str(kind), kind) in ("user", "assistant", "system", "tool"):
+        if key == "data" and _ROLES.get(str(kind), kind) in _SPEAKERS:
             return {"type": kind, **found}
         if key == "content" and "parts" in found:
             return found
@@ -151,7 +178,7 @@ def _role(fields: _Fields) -> str | None:
         known = _ROLES.get(value, value)
         if key in ("role", "agent_id", "author"):
             return known
-        if known in ("user", "assistant", "system", "tool"):
+        if known in _SPEAKERS:
             return known
     return None
 
@@ -161,6 +188,23 @@ def _role_of_parts(parts: Sequence[Part]) -> str | None:
     if kinds == {"tool_result"}:
         return "tool"
     return "assistant" if kinds & {"tool_call", "thinking"} else None
+
+
+def _is_message(fields: _Fields) -> bool:
+    """Whether an object says who speaks, or is an item that stands for a message by itself."""
+    if fields.get("lc") == 1:
+        return True
+    if isinstance(fields.get("role"), str) and (_has_body(fields) or "tool_calls" in fields):
+        return True
+    kind = _kind(fields)
+    if _ROLES.get(kind, kind) in _SPEAKERS:
+        return _has_body(fields)
+    is_item = kind in ("function_call", "function_call_output", "reasoning")
+    return is_item or ("parts" in fields and _string(fields, "kind") in ("request", "response"))
+
+
+def _kind(fields: _Fields) -> str:
+    return _string(fields, "type") or ""
 
 
 def _name(fields: _Fields) -> str | None:
@@ -326,12 +370,14 @@ def _result(fields: _Fields, output: Any, *, name: str | None = None, call_id: s
         is_error, output = True, wrapped["error"]
     inner = list(_content(output)) if isinstance(output, (str, list, tuple)) else []
     is_text = bool(inner) and all(part.kind == "text" for part in inner)
+    is_mixed = not is_text and any(part.kind != "data" for part in inner)
     return Part(
         kind="tool_result",
         name=name or _string(fields, "name", "tool_name", "toolName"),
         call_id=call_id or _string(fields, "tool_use_id", "tool_call_id", "toolCallId", "call_id", "id"),
         text="\n".join(part.text for part in inner) if is_text else "",
-        value=None if is_text or output in ("", [], None) else output,
+        value=None if is_text or is_mixed or output in ("", [], None) else output,
+        parts=inner if is_mixed else [],
         is_error=is_error,
     )
 
@@ -434,7 +480,7 @@ def _retry(fields: _Fields) -> Iterator[Part]:
 def _error(fields: _Fields) -> Iterator[Part]:
     """Yield the error that a message reports instead of, or before, its content."""
     error = _first(fields, "error", "error_message", "errorMessage")
-    if fields.get("type") in _READERS and "role" not in fields:
+    if _kind(fields) in _READERS and "role" not in fields:
         return  # an item of its own reports it with its result
     if isinstance(error, str):
         yield Part(kind="error", text=error)
@@ -531,7 +577,7 @@ def _line(part: Part) -> str:
             arguments = part.value if isinstance(part.value, str) else _json(part.value)
             return f"→ {part.name or 'tool'}({arguments})"
         case "tool_result":
-            found = part.text or ("" if part.value is None else _json(part.value))
+            found = part.text or "\n".join(map(_line, part.parts)) or _json(part.value)
             return f"error: {found}" if part.is_error else found
         case "error":
             return f"error: {part.text or _json(part.value)}"

@@ -105,3 +105,13 @@ function trim(value: number): string {
 function two(value: number): string {
   return String(value).padStart(2, "0");
 }
+
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]/g;
+
+/** Make control characters visible: those that a terminal obeys, and those that hide or reorder text. */
+export function visible(text: string): string {
+  return text.replace(/\r\n/g, "\n").replace(HIDDEN, (each) => {
+    const code = each.charCodeAt(0);
+    return code < 0x20 ? String.fromCharCode(0x2400 + code) : `⟦U+${code.toString(16).toUpperCase().padStart(4, "0")}⟧`;
+  });
+}

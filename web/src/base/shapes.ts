@@ -10,6 +10,25 @@ export interface Usage {
   reasoning?: number;
 }
 
+export interface Part {
+  kind: "text" | "thinking" | "tool_call" | "tool_result" | "image" | "file" | "citation" | "error" | "data";
+  text?: string;
+  name?: string | null;
+  call_id?: string | null;
+  value?: unknown;
+  url?: string | null;
+  media_type?: string | null;
+  parts?: Part[];
+  is_error?: boolean;
+}
+
+/** A message of any format, as the server reads it. */
+export interface ReadMessage {
+  role: string;
+  parts: Part[];
+  name?: string | null;
+}
+
 export interface RunLine {
   id: string;
   agent: string | null;
@@ -55,6 +74,8 @@ export interface RecordContent {
   record: RunRecord;
   input: unknown;
   output: unknown;
+  readable_input: ReadMessage[] | null;
+  readable_output: ReadMessage[] | null;
 }
 
 export interface CostLine {
@@ -116,6 +137,7 @@ export interface CheckpointSummary {
 export interface CheckpointContent {
   checkpoint: CheckpointSummary;
   messages: unknown[];
+  readable: ReadMessage[];
   first_message: number;
   state: Record<string, unknown>;
   lists: Record<string, unknown[]>;
@@ -160,9 +182,9 @@ export interface Difference {
   before: string;
   after: string;
   common: number;
-  added: [number, unknown][];
-  removed: [number, unknown][];
-  changed: { index: number; before: unknown; after: unknown }[];
+  added: [number, ReadMessage][];
+  removed: [number, ReadMessage][];
+  changed: { index: number; before: ReadMessage; after: ReadMessage }[];
   state: Record<string, unknown>[];
   lists: Record<string, Record<string, unknown>[]>;
   files: FileChange[];

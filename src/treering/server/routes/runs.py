@@ -15,6 +15,7 @@ from treering.errors import InvalidInput, NotFound
 from treering.runs.compare import AgentComparison, RunComparison
 from treering.runs.cost import By, Cost, CostReport, cost_report
 from treering.runs.listing import RecordContent, RunRecord, legacy_run, record_content, run_records
+from treering.runs.messages import ReadMessage, read_message, read_messages
 from treering.runs.money import from_nanos
 from treering.runs.performance import PerformanceBy, PerformanceReport
 from treering.runs.prices import EUR
@@ -98,6 +99,26 @@ class AgentsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     since: Date | None = None
     until: Date | None = None
     currency: Currency | None = None
+
+
+class SpanQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether to add the messages of the input and output as roles and parts."""
+
+    readable: bool = False
+
+
+class SpanContent(Struct, frozen=True, kw_only=True):
+    """A record with its content; that of a message is its ``output``.
+
+    If the request asked for it, ``readable_input`` and ``readable_output`` have the messages that the input
+    and output consist of, as roles and parts, whatever their format.
+    """
+
+    record: RunRecord
+    input: Any = None
+    output: Any = None
+    readable_input: list[ReadMessage] | None = None
+    readable_output: list[ReadMessage] | None = None
 
 
 class ReplayQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -263,10 +284,11 @@ def list_spans(call: Call[SpansQuery, None]) -> SpanList:
 
 
 @endpoint("GET", "/runs/{id}/spans/{span}", tag="runs")
-def get_span(call: Call[None, None]) -> RecordContent:
+def get_span(call: Call[SpanQuery, None]) -> SpanContent:
     """Return a span or message with its input and output."""
     run = call.store.runs.get(call.path["id"])
-    return record_content(call.store.engine, call.store.space, run.id, call.path["span"])
+    found = record_content(call.store.engine, call.store.space, run.id, call.path["span"])
+    return _span_content(found, readable=call.query.readable)
 
 
 @endpoint("GET", "/runs/{id}/compare/{other}", tag="runs")
@@ -461,6 +483,18 @@ def _line(info: RunInfo, **totals: Any) -> RunLine:
         meta=info.meta,
         **totals,
     )
+
+
+def _span_content(found: RecordContent, *, readable: bool) -> SpanContent:
+    record, output = found.record, found.output
+    content = SpanContent(record=record, input=found.input, output=output)
+    if not readable:
+        return content
+    if record.kind == "message":
+        shown = [read_message({"role": record.role or "message", "content": output})]
+    else:
+        shown = read_messages(output)
+    return msgspec.structs.replace(content, readable_input=read_messages(found.input), readable_output=shown)
 
 
 def _money(nanos: dict[str, int]) -> tuple[Money, ...]:

@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from treering.core.clock import to_iso
 from treering.errors import InvalidInput, NotFound
+from treering.runs.messages import ReadMessage, read_message
 from treering.server.endpoints import Call, endpoint
 from treering.threads.checkpoint import Checkpoint, CheckpointRecord
 from treering.threads.diff import Difference
@@ -79,20 +80,25 @@ class CheckpointSummary(Struct, frozen=True, kw_only=True):
 
 
 class CheckpointContent(Struct, frozen=True, kw_only=True):
-    """A checkpoint with its content; ``first_message`` is the index of the first message returned."""
+    """A checkpoint with its content; ``first_message`` is the index of the first message returned.
+
+    ``readable`` has each message as a role and parts, whatever its format, if the request asked for it.
+    """
 
     checkpoint: CheckpointSummary
     messages: list[Any]
+    readable: list[ReadMessage] | None
     first_message: int
     state: dict[str, Any]
     lists: dict[str, list[Any]]
 
 
 class ContentQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much of a checkpoint to return: all messages, or only the last ones."""
+    """How much of a checkpoint to return: all messages or the last ones; ``readable`` adds their parts."""
 
     namespace: str = ""
     last: Annotated[int, Meta(ge=0, le=10**9)] | None = None
+    readable: bool = False
 
 
 class HistoryQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -151,12 +157,16 @@ class Lineage(Struct, frozen=True, kw_only=True):
 
 
 class DiffQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The two checkpoints to compare; ``other`` is the thread of ``b``, if it is another one."""
+    """The two checkpoints to compare; ``other`` is the thread of ``b``, if it is another one.
+
+    With ``readable``, each message is returned as a role and parts instead of as it was saved.
+    """
 
     a: Which
     b: Which
     namespace: str = ""
     other: str | None = None
+    readable: bool = False
 
 
 class NewCheckpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -234,12 +244,13 @@ def checkpoint_line(checkpoint: CheckpointRecord) -> CheckpointSummary:
     )
 
 
-def checkpoint_content(checkpoint: Checkpoint, last: int | None) -> CheckpointContent:
-    """Return a checkpoint with its content; with ``last``, only the last messages."""
-    messages = checkpoint.messages if last is None else checkpoint.last_messages(last)
+def checkpoint_content(checkpoint: Checkpoint, query: ContentQuery) -> CheckpointContent:
+    """Return a checkpoint with its content, as much of it as was asked for."""
+    messages = checkpoint.messages if query.last is None else checkpoint.last_messages(query.last)
     return CheckpointContent(
         checkpoint=checkpoint_line(checkpoint.record),
         messages=messages,
+        readable=list(map(read_message, messages)) if query.readable else None,
         first_message=checkpoint.message_count - len(messages),
         state=checkpoint.state,
         lists={name: checkpoint.items(name) for name in checkpoint.list_names if name != "messages"},
@@ -270,7 +281,7 @@ def list_threads(call: Call[ThreadsQuery, None]) -> ThreadList:
 @endpoint("GET", "/threads/{id}", tag="threads")
 def get_thread(call: Call[ContentQuery, None]) -> CheckpointContent:
     """Return the newest checkpoint of a thread, with all or only the last messages."""
-    return checkpoint_content(_head(_thread(call)), call.query.last)
+    return checkpoint_content(_head(_thread(call)), call.query)
 
 
 @endpoint("GET", "/threads/{id}/history", tag="threads")
@@ -313,7 +324,7 @@ def get_lineage(call: Call[LineageQuery, None]) -> Lineage:
 @endpoint("GET", "/threads/{id}/checkpoints/{checkpoint}", tag="threads")
 def get_checkpoint(call: Call[ContentQuery, None]) -> CheckpointContent:
     """Return one checkpoint by its id, step, `~1` or a time: messages, state and lists."""
-    return checkpoint_content(_at(_thread(call), call.path["checkpoint"]), call.query.last)
+    return checkpoint_content(_at(_thread(call), call.path["checkpoint"]), call.query)
 
 
 @endpoint("GET", "/threads/{id}/diff", tag="threads")
@@ -322,7 +333,8 @@ def diff_threads(call: Call[DiffQuery, None]) -> Difference:
     query = call.query
     thread = _thread(call)
     other = thread if query.other is None else call.store.thread(query.other, query.namespace)
-    return thread.diff(_at(thread, query.a), _at(other, query.b))
+    found = thread.diff(_at(thread, query.a), _at(other, query.b))
+    return _readable(found) if query.readable else found
 
 
 @endpoint("POST", "/threads/{id}/checkpoints", tag="threads", status=201)
@@ -412,6 +424,18 @@ ENDPOINTS: Final = (
     resume_thread,
     delete_thread,
 )
+
+
+def _readable(found: Difference) -> Difference:
+    return msgspec.structs.replace(
+        found,
+        added=[(index, read_message(message)) for index, message in found.added],
+        removed=[(index, read_message(message)) for index, message in found.removed],
+        changed=[
+            msgspec.structs.replace(each, before=read_message(each.before), after=read_message(each.after))
+            for each in found.changed
+        ],
+    )
 
 
 def _cursor(thread: ThreadInfo) -> str:

@@ -4,10 +4,10 @@ import { useMemo } from "preact/hooks";
 import { at } from "../../base/api";
 import { useOnce } from "../../base/cache";
 import { count, duration, money } from "../../base/format";
-import { tokensOf, type RecordContent, type RunRecord } from "../../base/shapes";
+import { tokensOf, type ReadMessage, type RecordContent, type RunRecord } from "../../base/shapes";
 import { Status } from "../../ui/bits";
-import { Content } from "../../ui/content";
 import { Value } from "../../ui/json";
+import { Messages, Output, Parts } from "../../ui/message";
 import { Rows } from "../../ui/rows";
 import { Empty } from "../../ui/states";
 import { title, type Trace } from "./trace";
@@ -81,19 +81,21 @@ function Turn({
   isSelected: boolean;
   onSelect: (record: RunRecord) => void;
 }) {
-  const content = useOnce<RecordContent>(at(["runs", run, "spans", record.id]), record.is_open ? record : null);
+  const content = useOnce<RecordContent>(at(["runs", run, "spans", record.id], { readable: true }), record.is_open ? record : null);
   const isMessage = record.kind === "message";
   const isOver = !record.is_open && (until === null || record.started_at_us + (record.duration_us ?? 0) <= until);
   const failure = record.data["error"] as { type?: string; message?: string } | undefined;
   const tokens = tokensOf(record.usage);
   const kind = isMessage ? (record.role ?? "message") : record.type;
   return (
-    <article class={`turn ${kind} ${isMessage ? "message" : "deed"}${isSelected ? " chosen" : ""}`}>
+    <article class={`turn ${kind} ${isMessage ? "message" : "call"}${isSelected ? " chosen" : ""}`}>
       <header>
-        <button type="button" class="turn-title" onClick={() => onSelect(record)}>
-          <i class={`dot ${record.status === "error" ? "error" : isMessage ? "mark" : record.type}`} aria-hidden="true" />
-          {title(record)}
-        </button>
+        <h2>
+          <button type="button" class="turn-title" onClick={() => onSelect(record)}>
+            <i class={`dot ${record.status === "error" ? "error" : isMessage ? "mark" : record.type}`} aria-hidden="true" />
+            {title(record)}
+          </button>
+        </h2>
         {record.agent && record.agent !== record.name && <span class="muted">{record.agent}</span>}
         <span class="turn-facts muted">
           {record.model && <span>{record.model}</span>}
@@ -106,19 +108,23 @@ function Turn({
       <div class="turn-body">
         {content.problem && <p class="trouble">{content.problem.message}</p>}
         {!content.data && !content.problem && <p class="muted">…</p>}
-        {content.data && isMessage && <Content content={content.data.output} />}
+        {content.data && isMessage && content.data.readable_output?.map((each) => <Parts parts={each.parts} role={kind} />)}
         {content.data && !isMessage && (
           <>
             {content.data.input !== null && content.data.input !== undefined && (
               <div class="in">
                 <span class="way">in</span>
-                <Payload value={content.data.input} />
+                <div>
+                  <Payload value={content.data.input} messages={content.data.readable_input} isContext />
+                </div>
               </div>
             )}
             {isOver && content.data.output !== null && content.data.output !== undefined && (
               <div class="out">
                 <span class="way">out</span>
-                <Payload value={content.data.output} />
+                <div>
+                  <Payload value={content.data.output} messages={content.data.readable_output} />
+                </div>
               </div>
             )}
           </>
@@ -133,6 +139,17 @@ function Turn({
   );
 }
 
-function Payload({ value }: { value: unknown }) {
-  return typeof value === "object" ? <Value value={value} open /> : <Content content={value} />;
+/** An input or output: messages as such, text as a program prints it, anything else as a tree. */
+export function Payload({
+  value,
+  messages,
+  isContext = false,
+}: {
+  value: unknown;
+  messages: readonly ReadMessage[] | null;
+  /** Whether the messages are a conversation of which only the end is new. */
+  isContext?: boolean;
+}) {
+  if (messages) return <Messages messages={messages} isFolded={isContext} />;
+  return typeof value === "string" ? <Output text={value} /> : <Value value={value} search />;
 }

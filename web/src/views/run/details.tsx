@@ -5,9 +5,10 @@ import { count, duration, exact, money, stamp } from "../../base/format";
 import { href } from "../../base/route";
 import type { RecordContent, RunLine, RunRecord } from "../../base/shapes";
 import { Copy, Figure, Status } from "../../ui/bits";
-import { Content } from "../../ui/content";
 import { Value } from "../../ui/json";
+import { Messages } from "../../ui/message";
 import { Empty, Failure, Loading } from "../../ui/states";
+import { Payload } from "./conversation";
 import { title, type Trace } from "./trace";
 
 const LINKS = new Set(["checkpoint", "snapshot", "memory", "thread"]);
@@ -16,7 +17,7 @@ export function Details({ trace, id, run }: { trace: Trace; id: string | null; r
   void trace.version.value;
   const record = id === null ? undefined : trace.find(id);
   const asked = useOnce<RecordContent>(
-    id === null ? null : at(["runs", trace.run, "spans", id]),
+    id === null ? null : at(["runs", trace.run, "spans", id], { readable: true }),
     record?.is_open ? record : null,
   );
   if (id === null) return <Empty title="Choose an event">Click a bar or a message, or use j and k.</Empty>;
@@ -60,17 +61,19 @@ function Whole({ run, record, content }: { run: RunLine; record: RunRecord; cont
       {content.input !== null && content.input !== undefined && (
         <section>
           <h3>Input</h3>
-          <div class="box">{typeof content.input === "object" ? <Value value={content.input} /> : <Content content={content.input} />}</div>
+          <div class="box">
+            <Payload value={content.input} messages={content.readable_input} />
+          </div>
         </section>
       )}
       {content.output !== null && content.output !== undefined && (
         <section>
           <h3>{record.kind === "message" ? "Content" : "Output"}</h3>
           <div class="box">
-            {typeof content.output === "object" && !Array.isArray(content.output) ? (
-              <Value value={content.output} />
+            {record.kind === "message" && content.readable_output ? (
+              <Messages messages={content.readable_output} />
             ) : (
-              <Content content={content.output} />
+              <Payload value={content.output} messages={content.readable_output} />
             )}
           </div>
         </section>

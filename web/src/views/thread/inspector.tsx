@@ -7,10 +7,10 @@ import { useGet } from "../../base/query";
 import { go, href, route } from "../../base/route";
 import { snapshotId, type Difference, type CheckpointContent } from "../../base/shapes";
 import { Copy, Id, Tabs, Tags, Time } from "../../ui/bits";
-import { Content, Message } from "../../ui/content";
 import { Confirm } from "../../ui/dialog";
 import { Patch } from "../../ui/diff";
 import { Value } from "../../ui/json";
+import { Message } from "../../ui/message";
 import { Rows } from "../../ui/rows";
 import { Answer, Empty } from "../../ui/states";
 import { Browser } from "../workspace/browser";
@@ -27,7 +27,7 @@ export function Inspector({ grown, node, onChange }: { grown: Grown; node: Node;
   const tab = (["state", "files", "diff"].find((each) => each === query["tab"]) ?? "messages") as Tab;
   const [asking, ask] = useState<Asking>(null);
   const content = useGet<CheckpointContent>(
-    at(["threads", checkpoint.thread, "checkpoints", checkpoint.id], { namespace: checkpoint.namespace }),
+    at(["threads", checkpoint.thread, "checkpoints", checkpoint.id], { namespace: checkpoint.namespace, readable: true }),
   );
   const to = (name: Tab) => href(route.value.path, { ...query, tab: name === "messages" ? null : name });
   return (
@@ -106,13 +106,13 @@ function Messages({ content }: { content: CheckpointContent }) {
     <Rows
       class="conversation"
       label="Messages"
-      items={content.messages}
+      items={content.readable}
       height={84}
       measured
       tail
       keys={false}
       idOf={(_, index) => String(index)}
-      row={(message) => <Message message={message} />}
+      row={(message, index) => <Message message={message} source={content.messages[index]} />}
     />
   );
 }
@@ -148,6 +148,7 @@ function Compare({ grown, node }: { grown: Grown; node: Node }) {
           a: base.checkpoint.id,
           b: checkpoint.id,
           namespace: checkpoint.namespace,
+          readable: true,
           other: checkpoint.thread === base.checkpoint.thread ? null : checkpoint.thread,
         })
       : null;
@@ -206,10 +207,10 @@ function Differences({ found }: { found: Difference }) {
       {found.changed.map((each) => (
         <div class="change changed" key={`c${each.index}`}>
           <div class="change removed">
-            <Content content={each.before} />
+            <Message message={each.before} />
           </div>
           <div class="change added">
-            <Content content={each.after} />
+            <Message message={each.after} />
           </div>
         </div>
       ))}

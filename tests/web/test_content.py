@@ -1,0 +1,230 @@
+"""What messages say: Markdown, code, tool calls, images and terminal output, in every format, and safely."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+
+import pytest
+from playwright.sync_api import expect
+from tests.server.running import running
+from tests.web.conftest import axe_findings, shot
+
+import treering
+
+MARKDOWN = """\
+# Refund for 4711
+
+The customer paid **19.00 €** on *2026-03-02*; see [the invoice](https://example.com/4711).
+
+- [x] found the order
+- [ ] refunded it
+
+| item | price |
+|:-----|------:|
+| cup  |  9.00 |
+| tea  | 10.00 |
+
+The sum is $s_1 + s_2$ and \\(a_1 * b_2\\) stays as it is.
+
+```python
+def refund(order: str) -> Decimal:
+    return PRICES[order]  # exact
+```
+
+<img src=x onerror="document.title = 'owned'"> and [a trap](javascript:document.title='owned')
+![a pixel](https://tracker.example/p.png)
+"""
+DIFF = """\
+diff --git a/report.md b/report.md
+--- a/report.md
++++ b/report.md
+@@ -1,2 +1,2 @@
+ # Report
+-11 refunds
++12 refunds
+"""
+ANSI = "\x1b[32m3 passed\x1b[0m, \x1b[1;31m1 failed\x1b[0m\x07\n"
+
+
+def png() -> str:
+    """A small red square."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = b"".join(b"\0" + b"\xc0\x30\x20" * 24 for _ in range(24))
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 24, 24, 8, 2, 0, 0, 0))
+    return base64.b64encode(data + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")).decode()
+
+
+MESSAGES = [
+    {"role": "user", "content": "Refund order 4711, please. שלום \u202egnp.exe"},
+    {"role": "assistant", "content": MARKDOWN},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "First look the order up.", "signature": "x"},
+            {"type": "tool_use", "id": "t1", "name": "run", "input": {"command": "pytest -q\ngit diff"}},
+        ],
+    },
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": ANSI}]},
+    {"role": "tool", "tool_call_id": "t2", "content": DIFF},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "t3",
+                "type": "function",
+                "function": {"name": "search", "arguments": json.dumps({"q": "refund", "limit": 3})},
+            }
+        ],
+    },
+    {
+        "role": "tool",
+        "tool_call_id": "t3",
+        "content": json.dumps([{"id": number, "name": f"order {number}"} for number in range(40)]),
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "This is it:"},
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png()}"}},
+            {"type": "file", "file": {"filename": "a.txt", "file_data": "data:text/plain;base64,aGk="}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "t4", "content": "line\n" * 5000},
+    {"role": "tool", "tool_call_id": "t5", "content": "no such order", "status": "error"},
+]
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gallery") / "store"
+    with treering.open(folder, durability="fast") as store:
+        thread = store.thread("gallery")
+        for message in MESSAGES:
+            thread.append(message)
+        with store.run(agent="clerk", id="gallery-run", thread=thread) as run:
+            run.message("user", MESSAGES[0]["content"])
+            with run.span("answer", kind="llm", model="fake-1", input={"messages": MESSAGES[:2]}) as call:
+                call.output = MESSAGES[2]
+            with run.tool("run", input={"command": "pytest -q"}) as call:
+                call.output = ANSI
+            run.message("assistant", MARKDOWN)
+        with running(store) as url:
+            yield url
+
+
+def said(page, index):
+    return page.locator(f".conversation .row:has(.said) >> nth={index}")
+
+
+def opened(page, url, step):
+    page.goto(f"{url}/ui/#/threads/gallery?at={step}")
+    page.locator(".said").first.wait_for()
+
+
+def at_top(page, gallery):
+    page.goto(f"{gallery}/ui/#/threads/gallery")
+    page.locator(".said").first.wait_for()
+    page.locator(".inspector .rows").evaluate("e => { e.scrollTop = 0 }")
+    page.get_by_text("Refund for 4711").wait_for()
+
+
+def test_markdown_is_rendered_and_nothing_in_it_is_run(page, gallery):
+    at_top(page, gallery)
+    text = page.locator(".markdown", has_text="Refund for 4711")
+    expect(text.locator(".heading")).to_have_text("Refund for 4711")
+    expect(text.locator("strong")).to_have_text("19.00 €")
+    expect(text.locator("td.right")).to_have_text(["9.00", "10.00"])
+    expect(text.locator("li.task [role=img]").first).to_have_attribute("aria-label", "done")
+    expect(text.locator("pre.code .hljs-keyword").first).to_have_text("def")
+    expect(text).to_contain_text("$s_1 + s_2$ and \\(a_1 * b_2\\)")
+    expect(text.locator("a")).to_have_count(2)  # the invoice and the image: a script is no link
+    expect(text).to_contain_text("<img src=x onerror")
+    expect(text.locator("img")).to_have_count(0)
+    assert page.title() != "owned"
+
+
+def test_characters_that_hide_or_reorder_text_are_visible(page, gallery):
+    at_top(page, gallery)
+    expect(page.locator(".said.user").first).to_contain_text("⟦U+202E⟧gnp.exe")
+
+
+def test_tool_calls_and_results_read_as_such(page, gallery):
+    page.goto(f"{gallery}/ui/#/runs/gallery-run")
+    page.locator(".turn").first.wait_for()
+    call = page.locator(".turn.llm .part-card.call")
+    expect(call.locator(".part-name")).to_contain_text("run")
+    expect(call.locator("pre.code")).to_contain_text("git diff")
+    expect(page.locator(".turn.llm details.thinking summary")).to_have_text("Thinking")
+    expect(page.locator(".turn.llm .in .said.user")).to_contain_text("Refund order 4711")
+    terminal = page.locator(".turn.tool .terminal")
+    expect(terminal.locator(".ansi-green")).to_have_text("3 passed")
+    expect(terminal.locator(".ansi-red.bold")).to_have_text("1 failed")
+    expect(terminal).to_contain_text("␇")
+    shot(page, "content_run")
+
+
+def test_long_values_are_folded_and_can_be_searched(page, gallery):
+    page.goto(f"{gallery}/ui/#/threads/gallery")
+    failed = page.locator(".part-card.failed")
+    expect(failed).to_contain_text("no such order")
+    more = page.get_by_role("button", name="Show all (25.0 kB)")
+    more.scroll_into_view_if_needed()
+    more.click()
+    expect(more).to_have_count(0)
+    rows = page.locator(".inspector .rows")
+    found = page.locator(".searchable input")
+    for _ in range(40):
+        if found.count():
+            break
+        rows.evaluate("e => { e.scrollTop -= 300 }")
+        page.wait_for_timeout(20)
+    found.fill("order 37")
+    expect(page.locator(".searchable")).to_contain_text("order 37")
+    expect(page.locator(".searchable")).not_to_contain_text("order 36")
+    found.fill("nothing like it")
+    expect(page.locator(".searchable")).to_contain_text("No matches")
+
+
+def test_a_diff_is_a_diff_and_an_image_an_image(page, gallery):
+    at_top(page, gallery)
+    rows = page.locator(".inspector .rows")
+    diff, image = page.locator(".diff-line.added"), page.locator(".picture img")
+    for wanted in (diff, image):
+        for _ in range(60):
+            if wanted.count():
+                break
+            rows.evaluate("e => { e.scrollTop += 200 }")
+            page.wait_for_timeout(20)
+    expect(image).to_be_visible()
+    assert image.evaluate("e => e.naturalWidth") == 24
+    expect(page.get_by_role("link", name="a.txt")).to_have_attribute("download", "a.txt")
+
+
+def test_a_message_can_be_seen_as_it_was_saved(page, gallery):
+    at_top(page, gallery)
+    message = page.locator(".said", has_text="Refund for 4711")
+    message.hover()
+    message.get_by_role("button", name="JSON").click()
+    expect(page.locator(".said pre.code .hljs-attr").first).to_have_text('"role"')
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_content_is_accessible_in_every_scheme_and_width(new_page, gallery, scheme, width):
+    page = new_page(scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 900})
+    at_top(page, gallery)
+    page.locator(".hljs-keyword").first.wait_for()
+    assert axe_findings(page) == []
+    shot(page, f"content_{scheme}_{width}")
+    page.goto(f"{gallery}/ui/#/runs/gallery-run")
+    page.locator(".ansi-green").wait_for()
+    assert axe_findings(page) == []
+    shot(page, f"content_run_{scheme}_{width}")
