@@ -71,7 +71,7 @@ from treering.threads.directory import ThreadInfo
 from treering.threads.hooks import Hooks
 from treering.threads.removal import Cleaned
 from treering.threads.thread import Actions, Decision, Thread
-from treering.threads.transcripts import Role, Transcript, TranscriptEvent
+from treering.threads.transcripts import Role, Transcript, TranscriptEvent, TranscriptPage
 from treering.workspaces.browse import SnapshotCheck, SnapshotEntry
 from treering.workspaces.diff import FileChange
 from treering.workspaces.restore import LinkPolicy, RestoreResult
@@ -1434,6 +1434,10 @@ class AsyncTranscript:
     async def read(self, *, last: int | None = None, first: int | None = None) -> list[TranscriptEvent]:
         """Async twin of `Transcript.read`."""
         return await self._bridge.call(self._transcript.read, last=last, first=first)
+
+    async def page(self, *, first: int = 1000, cursor: str | None = None) -> TranscriptPage:
+        """Async twin of `Transcript.page`."""
+        return await self._bridge.call(self._transcript.page, first=first, cursor=cursor)
 
     async def by_iter(self) -> dict[int, list[TranscriptEvent]]:
         """Async twin of `Transcript.by_iter`."""

@@ -368,3 +368,20 @@ def test_json_says_everything_and_steers_no_terminal(treering_, desk):
     assert "ü 名" in shown.out
     for out in (shown.out, treering_("threads", "--json").out, treering_("show", "\u202enope", "--json").err):
         assert set(out) - {"\n"} == {each for each in out if each.isprintable()}
+
+
+def test_a_transcript_is_printed_and_written(run, tmp_path):
+    with treering.open(tmp_path / "s") as store:
+        log = store.transcript("debate")
+        log.append("pro", "Yes.", iter=0)
+        log.append("moderator", {"summary": "even"}, iter=0, role="moderator", actions={"type": "STOP"})
+        log.append_error("con", "Timeout", iter=1)
+        events = [each.to_dict() for each in log.read()]
+    shown = run("transcript", "debate", "--store", "s").out.splitlines()
+    assert ["pro" in shown[0], "STOP" in shown[1], "Timeout" in shown[2]] == [True] * 3
+    printed = run("transcript", "debate", "--last", 2, "--store", "s", "--json").out.splitlines()
+    assert list(map(json.loads, printed)) == events[1:]
+    assert run("transcript", "debate", "-o", tmp_path / "debate.jsonl", "--store", "s").code == 0
+    assert list(map(json.loads, (tmp_path / "debate.jsonl").read_text().splitlines())) == events
+    assert run("transcript", "nobody", "--store", "s").out == ""
+    assert run("transcript", "debate", "--last", 1, "-o", "x", "--store", "s").code == 2

@@ -177,3 +177,33 @@ def test_wrong_calls_get_a_problem_and_write_nothing(client, store, method, path
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     assert list(store.threads()) == []
+
+
+def test_a_transcript_is_read_in_pages_and_continued(client, store):
+    path = "/threads/debate/transcript"
+    assert client.get(path).json() == {"events": [], "next_cursor": None}
+    log = store.transcript("debate")
+    log.append("pro", "Yes.", iter=0)
+    log.append("moderator", {"summary": "even"}, iter=0, role="moderator", actions={"type": "STOP"})
+    said = {"agent_id": "con", "content": "No.", "iter": 1, "latency_ms": 12.5}
+    assert client.post(path, json=said).json()["latency_ms"] == 12.5
+    assert client.post(path, json={"agent_id": "con", "iter": 1, "error": "Timeout"}).status_code == 201
+    assert [each.to_dict() for each in log.read()] == client.get(path).json()["events"]
+    assert log.read(last=1)[0].error == "Timeout"
+    pages, cursor = [], ""
+    while cursor is not None:
+        page = client.get(f"{path}?limit=3{cursor}").json()
+        pages.append([each.get("content") for each in page["events"]])
+        cursor = None if page["next_cursor"] is None else f"&cursor={page['next_cursor']}"
+    assert pages == [["Yes.", {"summary": "even"}, "No."], [None]]
+    assert len(client.get(f"{path}?last=2").json()["events"]) == 2
+    for wrong in (
+        {"agent_id": "con", "iter": 1},
+        {"agent_id": "con", "iter": -1, "content": "x"},
+        {"agent_id": "con", "iter": 1, "content": "x", "role": "king"},
+        {"agent_id": "con", "iter": 1, "content": "x", "error": "x"},
+        {"agent_id": "con", "iter": 1, "content": "x", "actions": {"type": "SING"}},
+    ):
+        assert client.post(path, json=wrong).status_code == 422
+    assert len(log.read()) == 4
+    assert client.get("/threads/debate/transcript?namespace=alice").json()["events"] == []

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from treering.effects import Attempt, Intent
+from treering.sandbox import Sandbox
 
 
 def test_memory_keeps_versions_and_finds(client):
@@ -61,6 +62,26 @@ def test_schedules_are_made_paused_and_cancelled(client):
     assert len(client.get("/schedules?all=true").json()["schedules"]) == 1
     assert client.post("/schedules", json=wish | {"value": "every day"}).status_code == 422
     assert client.post("/schedules/nothing/pause").status_code == 404
+
+
+def test_checkpoints_of_sandboxes_are_listed_with_their_files(client, store, tmp_path, monkeypatch):
+    monkeypatch.setenv("TREERING_HOME", str(tmp_path / "home"))
+    with Sandbox("program", store=store, session_tag_prefix="docs") as sandbox:
+        first = sandbox.execute(["sh", "-c", "echo one > notes.txt"], checkpoint_comment="draft").checkpoint
+        second = sandbox.execute(["sh", "-c", "echo two > notes.txt"]).checkpoint
+    page = client.get("/sandboxes/checkpoints?limit=1").json()
+    rest = client.get(f"/sandboxes/checkpoints?limit=1&cursor={page['next_cursor']}").json()
+    assert [each["id"] for each in page["checkpoints"] + rest["checkpoints"]] == [second.id, first.id]
+    assert rest["checkpoints"][0]["comment"] == "draft"
+    assert client.get("/sandboxes/checkpoints/latest").json()["parent_id"] == first.id
+    found = client.get(f"/sandboxes/checkpoints/{first.id}").json()
+    assert (found["tag"], found["agent_type"]) == (first.tag, "program")
+    assert client.get("/sandboxes/checkpoints?tag=other").json() == {"checkpoints": [], "next_cursor": None}
+    assert client.get(f"/sandboxes/checkpoints/ckpt_{'0' * 26}").status_code == 404
+    assert client.get("/sandboxes/checkpoints/7").status_code == 422
+    assert client.get(f"/snapshots/{first.hash}/cat?path=workspace/notes.txt").text == "one\n"
+    (change,) = client.get(f"/snapshots/diff?a={first.hash}&b={second.hash}").json()["changes"]
+    assert change["path"] == "workspace/notes.txt"
 
 
 def test_snapshots_are_looked_into(client, store, tmp_path):

@@ -6,6 +6,9 @@ import re
 
 import pytest
 from playwright.sync_api import expect
+from tests.web.conftest import axe_findings
+
+from treering.sandbox import Sandbox
 
 
 def test_filters_narrow_the_runs_and_are_in_the_url(page, sample_url):
@@ -107,3 +110,21 @@ def test_selected_runs_are_compared(page, sample_url):
     expect(page.locator("h1")).to_have_text("Compare")
     expect(page.locator("table.compare thead th")).to_have_count(3)
     expect(page.locator(".side-by-side")).to_be_visible()
+
+
+def test_checkpoints_of_sandboxes_lead_to_their_files(page, own_store, tmp_path, monkeypatch):
+    monkeypatch.setenv("TREERING_HOME", str(tmp_path / "home"))
+    store, url = own_store
+    page.goto(f"{url}/ui/#/workspace?tab=sandboxes")
+    page.get_by_text("No checkpoints of sandboxes yet").wait_for()
+    with Sandbox("program", store=store, session_tag_prefix="docs") as sandbox:
+        done = sandbox.execute(["sh", "-c", "echo hello > notes.txt"], checkpoint_comment="a draft")
+    row = page.locator(".sandboxes-table [role=listitem]")  # appears without a reload
+    expect(row).to_contain_text("a draft")
+    row.get_by_role("link").click()
+    expect(page.locator(".head")).to_contain_text(done.checkpoint.tag)
+    page.get_by_text("workspace", exact=False).first.wait_for()
+    expect(page).to_have_url(re.compile(done.checkpoint.hash))
+    page.get_by_role("link", name=done.checkpoint.tag).click()
+    expect(row).to_have_count(1)
+    assert axe_findings(page) == []

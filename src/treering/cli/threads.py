@@ -1,4 +1,4 @@
-"""Commands for threads: threads, log, show, diff, fork, rewind, resume, delete.
+"""Commands for threads: threads, log, show, diff, fork, rewind, resume, transcript, delete.
 
 A checkpoint is named by a checkpoint's id or the beginning of it, by a thread (its head), or by
 ``thread@place`` (see `treering.threads.directory`). Each command prints what the API gives back, as text or
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from treering.threads.diff import Difference
     from treering.threads.directory import Finder, ThreadInfo
     from treering.threads.thread import Thread
+    from treering.threads.transcripts import TranscriptEvent
     from treering.threads.tree import ThreadTree
 
 
@@ -129,7 +130,7 @@ _DAMAGED: Final = 5
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (threads, log, show_any, diff, fork, rewind, resume, delete):
+    for command in (threads, log, show_any, diff, fork, rewind, resume, transcript, delete):
         app.command("show" if command is show_any else None)(command)
 
 
@@ -460,6 +461,51 @@ def resume(
         head = _head(own)
     line = f"{clean(thread)}: {decision}, saved as step {head.step} ({head.short_id}); its agent can go on"
     show(summary(head.record), [line], as_json=as_json)
+
+
+@takes_store
+def transcript(
+    thread: Annotated[str, typer.Argument(metavar="THREAD", help="The id of a thread.")],
+    *,
+    last: Annotated[
+        int | None, typer.Option("--last", metavar="N", min=0, help="Only the last N events [all].")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write all as JSON Lines instead.")
+    ] = None,
+    place: StorePlace,
+    user_namespace: UserNamespaceOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Show what agents said in a thread.
+
+    With --json, print one line per event, as the file of a transcript has it.
+    """
+    from treering.errors import InvalidInput
+
+    if last is not None and output is not None:
+        raise InvalidInput("--output writes the whole transcript; leave out --last")
+    with place.existing() as opened:
+        found = opened.transcript(thread, user_namespace)
+        if output is not None:
+            count = found.export(output)
+            show({"events": count, "file": str(output)}, [f"{count} events in {output}"], as_json=as_json)
+            return
+        events = found.read(last=last)
+    if not events and not as_json:
+        say("no events")
+    for event in events:
+        typer.echo(json_text(event.to_dict()) if as_json else _transcript_line(event))
+
+
+def _transcript_line(event: TranscriptEvent) -> str:
+    from treering.core.clock import to_iso
+
+    said = event.content if isinstance(event.content, str) else json_text(event.content)
+    what = typer.style(clean(event.error), fg="red") if event.error is not None else one_line(clean(said))
+    action = "" if event.actions is None else f"  {event.actions.type}"
+    who = clean(event.agent_id if event.role == "agent" else f"{event.agent_id} ({event.role})")
+    return f"{when(to_iso(round(event.t * 1e6)))}  {event.iter:>3}  {who:<20}  {what}{action}"
 
 
 @takes_store

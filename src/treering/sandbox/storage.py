@@ -443,8 +443,14 @@ class StoreStorage:
 
     def newest_first(self, *, tag: str | None, limit: int) -> list[CheckpointInfo]:
         """Return the newest checkpoints, in the order of their commits."""
-        page = self._store.engine.scan(self._store.space, _query(tag), limit=limit)
-        return [_from_event(each.event) for each in page.records]
+        return self.page(tag=tag, limit=limit)[0]
+
+    def page(
+        self, *, tag: str | None, limit: int, cursor: str | None = None
+    ) -> tuple[list[CheckpointInfo], str | None]:
+        """Return checkpoints as `newest_first` does, and the cursor of the next page, if there is one."""
+        page = self._store.engine.scan(self._store.space, _query(tag), after=cursor, limit=limit)
+        return [_from_event(each.event) for each in page.records], page.cursor
 
     def get(self, id: str) -> CheckpointInfo:
         """Return one checkpoint; raise `NotFound` if it does not exist."""

@@ -29,6 +29,7 @@ ROUTES: Final = (
     "threads",
     "memory",
     "workspaces",
+    "sandboxes",
     "schedules",
     "state",
     "project",

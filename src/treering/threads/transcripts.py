@@ -65,6 +65,13 @@ class TranscriptEvent(msgspec.Struct, frozen=True, kw_only=True):
         return {**plain, **said, **self.extra}
 
 
+class TranscriptPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of a transcript, and the cursor of the next page; ``None`` if there is none now."""
+
+    events: tuple[TranscriptEvent, ...]
+    cursor: str | None
+
+
 class Transcript:
     """The transcript of one thread."""
 
@@ -136,6 +143,14 @@ class Transcript:
         if last is not None:
             return [_event(entry) for entry in self._log.last(last)]
         return [_event(entry) for entry in islice(self._log.each(), first)]
+
+    def page(self, *, first: int = 1000, cursor: str | None = None) -> TranscriptPage:
+        """Return a page of the events, oldest first, and the cursor of the next one."""
+        if first < 1:
+            raise InvalidInput(f"first={first}; request at least one event")
+        entries = list(islice(self._log.each(after=cursor), first + 1))
+        following = entries[first - 1].cursor if len(entries) > first else None
+        return TranscriptPage(events=tuple(map(_event, entries[:first])), cursor=following)
 
     def by_iter(self) -> dict[int, list[TranscriptEvent]]:
         """Return the events of each iteration, in order."""

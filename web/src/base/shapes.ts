@@ -200,6 +200,21 @@ export interface SnapshotInfo {
   tags: string[];
 }
 
+/** A checkpoint of a sandbox; `hash` is the id of a snapshot. */
+export interface SandboxCheckpoint {
+  id: string;
+  hash: string;
+  tag: string;
+  timestamp: string;
+  size_bytes?: number;
+  files?: number;
+  agent_type?: string;
+  model?: string;
+  workspace_mode?: string;
+  parent_id?: string;
+  comment?: string;
+}
+
 export interface Provenance {
   run?: string;
   step?: number;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -16,7 +17,8 @@ from treering.threads.checkpoint import Checkpoint, CheckpointRecord
 from treering.threads.diff import Difference
 from treering.threads.directory import ThreadInfo, thread_info
 from treering.threads.removal import Cleaned
-from treering.threads.thread import Thread
+from treering.threads.thread import Actions, Thread
+from treering.threads.transcripts import Role, Transcript, TranscriptEvent
 from treering.threads.tree import read_tree
 
 # -----------------------------------------------------------------------------------------------------------
@@ -204,6 +206,35 @@ class Answer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     decision: Literal["approve", "deny", "edit"]
     interrupt_id: str | None = None
     value: Any = None
+
+
+class TranscriptQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which events: a page from the oldest on, or only the ``last`` ones."""
+
+    namespace: str = ""
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 1000
+    cursor: str | None = None
+    last: Annotated[int, Meta(ge=0, le=1000)] | None = None
+
+
+class TranscriptEvents(Struct, frozen=True, kw_only=True):
+    """Events of a transcript as its file has them, in the order in which they were executed."""
+
+    events: tuple[dict[str, Any], ...]
+    next_cursor: str | None
+
+
+class NewTranscriptEvent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an agent said; or, with ``error``, how it failed."""
+
+    agent_id: Annotated[str, Meta(min_length=1)]
+    iter: Annotated[int, Meta(ge=0)]
+    role: Role = "agent"
+    content: str | dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    actions: Actions | None = None
+    latency_ms: float | None = None
+    error: str | None = None
 
 
 class DeleteQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -403,6 +434,39 @@ def resume_thread(call: Call[Where, Answer]) -> CheckpointSummary:
     return checkpoint_line(answered.record)
 
 
+@endpoint("GET", "/threads/{id}/transcript", tag="threads")
+def get_transcript(call: Call[TranscriptQuery, None]) -> TranscriptEvents:
+    """Return what agents said in a thread, oldest first; empty for a thread without a transcript."""
+    query = call.query
+    transcript = _transcript(call)
+    if query.last is not None:
+        if query.cursor is not None:
+            raise InvalidInput("last= goes without cursor=; pages start at the oldest event")
+        return _transcript_events(transcript.read(last=query.last), None)
+    page = transcript.page(first=query.limit, cursor=query.cursor)
+    return _transcript_events(page.events, page.cursor)
+
+
+@endpoint("POST", "/threads/{id}/transcript", tag="threads", status=201)
+def append_to_transcript(call: Call[Where, NewTranscriptEvent]) -> dict[str, Any]:
+    """Add an event to the transcript of a thread. It is durable when this returns."""
+    body = call.body
+    transcript = _transcript(call)
+    if body.error is not None:
+        if any(each is not None for each in (body.content, body.metadata, body.actions, body.latency_ms)):
+            raise InvalidInput("an event with an error has agent_id, iter and role besides, and nothing else")
+        return transcript.append_error(body.agent_id, body.error, iter=body.iter, role=body.role).to_dict()
+    return transcript.append(
+        body.agent_id,
+        body.content,
+        iter=body.iter,
+        role=body.role,
+        metadata=body.metadata,
+        actions=body.actions,
+        latency_ms=body.latency_ms,
+    ).to_dict()
+
+
 @endpoint("DELETE", "/threads/{id}", tag="threads")
 def delete_thread(call: Call[DeleteQuery, None]) -> Cleaned:
     """Delete a thread: checkpoints, transcript, and its lines in files on this server."""
@@ -422,6 +486,8 @@ ENDPOINTS: Final = (
     fork_thread,
     rewind_thread,
     resume_thread,
+    get_transcript,
+    append_to_transcript,
     delete_thread,
 )
 
@@ -453,6 +519,14 @@ def _place(cursor: str) -> tuple[int, str, str, str]:
 
 def _thread(call: Call[Any, Any]) -> Thread:
     return call.store.thread(call.path["id"], call.query.namespace)
+
+
+def _transcript(call: Call[Any, Any]) -> Transcript:
+    return call.store.transcript(call.path["id"], call.query.namespace)
+
+
+def _transcript_events(events: Sequence[TranscriptEvent], cursor: str | None) -> TranscriptEvents:
+    return TranscriptEvents(events=tuple(each.to_dict() for each in events), next_cursor=cursor)
 
 
 def _info(call: Call[Any, Any]) -> ThreadInfo:

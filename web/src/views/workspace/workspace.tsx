@@ -1,4 +1,4 @@
-// Snapshots of the folders that agents work in: browse one, or compare two.
+// Snapshots of the folders that agents work in, and checkpoints of sandboxes: browse one, or compare two.
 import { useState } from "preact/hooks";
 
 import { at } from "../../base/api";
@@ -7,7 +7,7 @@ import { useKeys } from "../../base/keys";
 import { useChanges } from "../../base/live";
 import { useGet, usePages } from "../../base/query";
 import { go, href, route, select } from "../../base/route";
-import type { FileChange, SnapshotInfo } from "../../base/shapes";
+import type { FileChange, SandboxCheckpoint, SnapshotInfo } from "../../base/shapes";
 import { Copy, Crumb, Head, Id, Tabs, Tags, Time } from "../../ui/bits";
 import { Rows } from "../../ui/rows";
 import { Answer, Empty } from "../../ui/states";
@@ -24,14 +24,98 @@ function useSnapshots() {
 }
 
 export function Workspace() {
+  const { query } = route.value;
+  const tab = query["tab"] === "sandboxes" ? "sandboxes" : "snapshots";
+  return (
+    <div class="view">
+      <Head title="Workspace">
+        <p class="muted">
+          {tab === "snapshots"
+            ? "Snapshots of folders. Those saved with a checkpoint are also shown on its thread."
+            : "Checkpoints of sandboxes: the files of CLI agents after each run, also of other machines."}
+        </p>
+      </Head>
+      <Tabs
+        label="Workspace"
+        now={tab}
+        to={(name) => href(["workspace"], { tab: name === "snapshots" ? null : name })}
+        tabs={[
+          ["snapshots", "Snapshots"],
+          ["sandboxes", "Sandboxes"],
+        ]}
+      />
+      {tab === "snapshots" ? <Snapshots /> : <Sandboxes tag={query["tag"]} />}
+    </div>
+  );
+}
+
+function Sandboxes({ tag }: { tag: string | undefined }) {
+  const listed = usePages<SandboxCheckpoint>(at(["sandboxes", "checkpoints"], { limit: 200, tag }), "checkpoints", (each) => each.id);
+  const [place, setPlace] = useState(0);
+  useChanges((event) => event.kind === "sandbox_checkpoint", listed.reload, 1000);
+  const open = (each: SandboxCheckpoint) => ["workspace", each.hash];
+  return (
+    <>
+      {tag && (
+        <p class="muted">
+          Session {tag} · <a href={href(["workspace"], { tab: "sandboxes" })}>all sessions</a>
+        </p>
+      )}
+      <Answer asked={listed} what="Loading checkpoints">
+        {(checkpoints) =>
+          checkpoints.length === 0 ? (
+            <Empty title="No checkpoints of sandboxes yet">
+              <pre>treering run --prompt "Tidy the notes" --agent claude</pre>
+            </Empty>
+          ) : (
+            <div class="table sandboxes-table">
+              <div class="table-head" aria-hidden="true">
+                <span>checkpoint</span>
+                <span>session</span>
+                <span>agent</span>
+                <span>comment</span>
+                <span class="number">files</span>
+                <span class="number">size</span>
+                <span>taken</span>
+              </div>
+              <Rows
+                label="Checkpoints"
+                items={checkpoints}
+                height={40}
+                idOf={(each) => each.id}
+                selected={place}
+                onSelect={setPlace}
+                onOpen={(index) => go(open(checkpoints[index]!), { checkpoint: checkpoints[index]!.id })}
+                onEnd={listed.more}
+                row={(each) => (
+                  <a class="line" href={href(open(each), { checkpoint: each.id })}>
+                    <Id id={each.id} />
+                    <span class="cut">{each.tag}</span>
+                    <span class="cut">
+                      {each.agent_type} {each.model}
+                    </span>
+                    <span class="cut">{each.comment}</span>
+                    <span class="number">{exact(each.files ?? 0)}</span>
+                    <span class="number">{bytes(each.size_bytes ?? 0)}</span>
+                    <span class="muted">
+                      <Time at={each.timestamp} />
+                    </span>
+                  </a>
+                )}
+              />
+            </div>
+          )
+        }
+      </Answer>
+    </>
+  );
+}
+
+function Snapshots() {
   const listed = useSnapshots();
   const [place, setPlace] = useState(0);
   useChanges((event) => event.kind === "snapshot", listed.reload, 1000);
   return (
-    <div class="view">
-      <Head title="Workspace">
-        <p class="muted">Snapshots of folders. Those saved with a checkpoint are also shown on its thread.</p>
-      </Head>
       <Answer asked={listed} what="Loading snapshots">
         {(snapshots) =>
           snapshots.length === 0 ? (
@@ -76,7 +160,30 @@ export function Workspace() {
           )
         }
       </Answer>
-    </div>
+  );
+}
+
+/** What a checkpoint of a sandbox says besides its files. */
+function CheckpointFacts({ id }: { id: string }) {
+  const asked = useGet<SandboxCheckpoint>(at(["sandboxes", "checkpoints", id]));
+  return (
+    <Answer asked={asked} what="Loading the checkpoint">
+      {(each) => (
+        <p class="muted">
+          Checkpoint <Id id={each.id} /> <Copy text={each.id} label="Copy id" /> of session{" "}
+          <a href={href(["workspace"], { tab: "sandboxes", tag: each.tag })}>{each.tag}</a>
+          {each.agent_type && `, ${each.agent_type}`} {each.model} {each.workspace_mode && `(${each.workspace_mode})`}, taken{" "}
+          {stamp(each.timestamp)}
+          {each.comment && `: ${each.comment}`}
+          {each.parent_id && (
+            <>
+              {" "}
+              · after <Id id={each.parent_id} />
+            </>
+          )}
+        </p>
+      )}
+    </Answer>
   );
 }
 
@@ -105,6 +212,7 @@ export function Snapshot({ id }: { id: string }) {
             </>
           )}
         </p>
+        {query["checkpoint"] && <CheckpointFacts id={query["checkpoint"]} />}
       </Head>
       <Tabs
         label="Snapshot"
