@@ -74,6 +74,8 @@ def open(
     space = check_space("default" if namespace is None else namespace)
     if space.startswith(RESERVED):
         raise InvalidInput(f"namespaces starting with {RESERVED!r} are reserved; choose another one")
+    if api_key is not None and not api_key.strip():
+        raise InvalidInput("api_key is empty; pass a key of the server, or leave it out for TREERING_API_KEY")
     options = _Options(durability=durability, blobs=blobs, clock=SystemClock(), api_key=api_key)
     engine = _with_slow_log(_ENGINES[location.scheme](location, options))
     return Store(engine, space=space, folder=location.folder, opener=open)
@@ -301,6 +303,26 @@ def _probe_postgres(url: str) -> Probe:
 
 
 _VERSION: Final = "SELECT version_num FROM alembic_version"
+
+
+MIN_KEY_CHARS: Final = 16
+_MIN_DISTINCT: Final = 8
+
+
+def check_api_key(key: str) -> str:
+    """Return a key that a server is to accept; raise `InvalidInput` for an empty or a weak one."""
+    if (
+        len(key) < MIN_KEY_CHARS
+        or len(set(key)) < _MIN_DISTINCT
+        or not (key.isascii() and key.isprintable())
+        or " " in key
+    ):
+        raise InvalidInput(
+            f"the API key is {'empty' if not key else 'too weak'}; use at least {MIN_KEY_CHARS} printable "
+            f"ASCII characters without spaces, {_MIN_DISTINCT} of them different, such as the output of: "
+            "openssl rand -hex 32"
+        )
+    return key
 
 
 def redacted(url: str) -> str:

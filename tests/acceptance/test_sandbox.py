@@ -57,9 +57,9 @@ def storage(
         yield StorageConfig(url=str(tmp_path / "project"))
     else:
         store = treering.open(tmp_path / "served")
-        with running(store, Settings(api_key="tr-key", project="default")) as url:
+        with running(store, Settings(api_key="tr-key-0123456789", project="default")) as url:
             monkeypatch.setenv("TREERING_URL", url)
-            monkeypatch.setenv("TREERING_API_KEY", "tr-key")
+            monkeypatch.setenv("TREERING_API_KEY", "tr-key-0123456789")
             yield StorageConfig()
 
 
@@ -97,13 +97,13 @@ def test_d2_d4_d5_d8_d9_end_to_end(storage: StorageConfig) -> None:
 
 def test_d5_the_gateway_has_the_timeline_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = treering.open(tmp_path / "served")
-    with running(store, Settings(api_key="tr-key", project="default")) as url:
+    with running(store, Settings(api_key="tr-key-0123456789", project="default")) as url:
         monkeypatch.setenv("TREERING_URL", url)
-        monkeypatch.setenv("TREERING_API_KEY", "tr-key")
+        monkeypatch.setenv("TREERING_API_KEY", "tr-key-0123456789")
         with Sandbox(agent="claude", storage=StorageConfig()) as sandbox:
             done = sandbox.run("Create a file called report.txt with 'Draft v1'")
         assert done.warning is None
-        with treering.open(url, api_key="tr-key") as looked:
+        with treering.open(url, api_key="tr-key-0123456789") as looked:
             (run,) = looked.runs.each()
             assert (run.id, run.agent, run.status) == (done.run_id, "claude", "ok")
             labels = [each.label for each in looked.timeline.each_of_run(run.id)]

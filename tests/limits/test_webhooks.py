@@ -15,18 +15,26 @@ import pytest
 
 import treering
 from tests.limits.test_alerts import failed
+from treering.core.batch import Draft
 from treering.core.clock import ManualClock
+from treering.core.encoding import encode_json
 from treering.errors import InvalidInput, NotFound, Unreachable
 from treering.limits.alerts import AlertWatch
+from treering.limits.webhooks import ALLOW_VARIABLE, SCOPE, WEBHOOKS
 from treering.store import Store
 
 SECRET = "a secret of the tests"
 
 
+@pytest.fixture(autouse=True)
+def _loopback_is_allowed(monkeypatch):
+    monkeypatch.setenv(ALLOW_VARIABLE, "127.0.0.1")
+
+
 class Receiver:
     """A real HTTP server that answers with the codes it is given, then with 200."""
 
-    def __init__(self):
+    def __init__(self, host="127.0.0.1", port=0):
         self.answers = []
         self.requests = []
         self.arrived = threading.Condition()
@@ -39,7 +47,8 @@ class Receiver:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 with receiver.arrived:
                     status = receiver.answers.pop(0) if receiver.answers else 200
-                    receiver.requests.append((status, dict(self.headers.items()), body))
+                    headers = {name.lower(): value for name, value in self.headers.items()}
+                    receiver.requests.append((status, headers, body))
                     receiver.arrived.notify_all()
                 receiver.may_answer.wait()
                 self.send_response(status)
@@ -51,8 +60,8 @@ class Receiver:
             def log_message(self, *_):
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/hook"
+        self._server = ThreadingHTTPServer((host, port), Handler)
+        self.url = f"http://{host}:{self._server.server_port}/hook"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
 
@@ -78,8 +87,8 @@ def receiver():
 
 @pytest.fixture
 def secret(monkeypatch):
-    monkeypatch.setenv("HOOK_SECRET", SECRET)
-    return "HOOK_SECRET"
+    monkeypatch.setenv("TREERING_WEBHOOK_SECRET_TESTS", SECRET)
+    return "TREERING_WEBHOOK_SECRET_TESTS"
 
 
 def test_a_webhook_receives_new_alerts_signed_and_in_order(store, receiver, secret):
@@ -94,7 +103,6 @@ def test_a_webhook_receives_new_alerts_signed_and_in_order(store, receiver, secr
     assert store.alerts.deliver("ops").sent == 0
     assert [message[-3:] for message in receiver.messages()] == ["one", "two"]
     _, headers, body = receiver.requests[0]
-    headers = {name.lower(): value for name, value in headers.items()}
     signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
     digest = hmac.new(SECRET.encode(), signed, sha256).digest()
     assert headers["webhook-signature"] == "v1," + base64.b64encode(digest).decode()
@@ -175,12 +183,12 @@ def test_only_one_sends_at_a_time(store, receiver):
 
 
 def test_without_its_secret_nothing_is_sent(store, receiver, monkeypatch):
-    monkeypatch.delenv("HOOK_SECRET", raising=False)
-    store.alerts.set_webhook("ops", receiver.url, secret_env="HOOK_SECRET")
+    monkeypatch.delenv("TREERING_WEBHOOK_SECRET_TESTS", raising=False)
+    store.alerts.set_webhook("ops", receiver.url, secret_env="TREERING_WEBHOOK_SECRET_TESTS")
     store.alerts.set_rule("failed", "failed")
     failed(store)
     store.alerts.examine()
-    assert "HOOK_SECRET" in store.alerts.deliver("ops").error
+    assert "TREERING_WEBHOOK_SECRET_TESTS" in store.alerts.deliver("ops").error
     assert receiver.requests == []
 
 
@@ -220,7 +228,7 @@ def test_the_watch_judges_and_sends_by_itself_and_tries_again(store, receiver):
         failed(store)
         receiver.wait_for(3)
     assert len(receiver.messages()) == 1
-    assert len({headers["Webhook-Id"] for _, headers, _ in receiver.requests}) == 1
+    assert len({headers["webhook-id"] for _, headers, _ in receiver.requests}) == 1
 
 
 def raised(store, *whys):
@@ -301,12 +309,12 @@ def test_alerts_of_a_dead_sender_are_delivered(store, receiver):
 
 
 def test_webhooks_are_listed_and_removed(store):
-    store.alerts.set_webhook("ops", "https://example.org/hook", secret_env="HOOK_SECRET")
+    store.alerts.set_webhook("ops", "https://example.org/hook", secret_env="TREERING_WEBHOOK_SECRET_TESTS")
     (webhook,) = store.alerts.webhooks()
     assert (webhook.name, webhook.url, webhook.secret_env) == (
         "ops",
         "https://example.org/hook",
-        "HOOK_SECRET",
+        "TREERING_WEBHOOK_SECRET_TESTS",
     )
     assert store.alerts.remove_webhook("ops")
     assert store.alerts.webhooks() == ()
@@ -323,3 +331,129 @@ def test_webhooks_are_listed_and_removed(store):
     ):
         with pytest.raises(InvalidInput):
             store.alerts.set_webhook("ops", url)
+
+
+@pytest.fixture
+def local():
+    """A store in memory: where alerts are kept does not matter here."""
+    with treering.open("memory:") as opened:
+        yield opened
+
+
+def alert(store):
+    store.alerts.set_rule("failed", "failed")
+    failed(store, why="it")
+    store.alerts.examine()
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1", "127.1", "2130706433", "0x7f.0.0.1", "0.0.0.0", "localhost", "[::1]",
+        "[::ffff:127.0.0.1]",
+        "[::]", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "198.18.0.1",
+        "224.0.0.1", "255.255.255.255", "192.0.2.1", "[fe80::1]", "[fc00::1]", "[ff02::1]",
+        "[64:ff9b::7f00:1]",
+        "[2002:7f00:1::1]", "[::ffff:10.0.0.1]",
+    ],
+)  # fmt: skip
+def test_a_webhook_cannot_reach_an_address_that_is_not_public(local, receiver, host, monkeypatch):
+    monkeypatch.delenv(ALLOW_VARIABLE)
+    port = receiver.url.rpartition(":")[2]
+    local.alerts.set_webhook("ops", f"http://{host}:{port}")
+    alert(local)
+    error = local.alerts.deliver("ops").error
+    assert "not a public address" in error
+    assert ALLOW_VARIABLE in error
+    assert receiver.requests == []
+
+
+def test_a_name_is_resolved_once_and_the_request_goes_to_that_address(local, receiver, monkeypatch):
+    """A name that is public when it is checked and local when it is used (DNS rebinding)."""
+    other = Receiver("127.0.0.2", int(receiver.url.rpartition(":")[2].partition("/")[0]))
+    try:
+        monkeypatch.setenv(ALLOW_VARIABLE, "127.0.0.2/32")
+        answers, resolve = ["127.0.0.2"], socket.getaddrinfo
+        asked = []
+
+        def rebinding(host, port, *rest, **more):
+            if host != "rebinding.example":
+                return resolve(host, port, *rest, **more)
+            asked.append(host)
+            return resolve(answers.pop() if answers else "127.0.0.1", port, *rest, **more)
+
+        monkeypatch.setattr(socket, "getaddrinfo", rebinding)
+        port = receiver.url.rpartition(":")[2]
+        local.alerts.set_webhook("ops", f"http://rebinding.example:{port}")
+        alert(local)
+        assert local.alerts.deliver("ops").sent == 1
+        assert len(asked) == 1
+        assert [headers["host"] for _, headers, _ in other.requests] == [
+            f"rebinding.example:{port.partition('/')[0]}"
+        ]
+        failed(local, why="another")
+        local.alerts.examine()
+        assert "not a public address" in local.alerts.deliver("ops").error  # now it is 127.0.0.1
+        assert receiver.requests == []
+    finally:
+        other.close()
+
+
+def test_a_name_with_one_private_address_is_refused_whole(local, receiver, monkeypatch):
+    resolve = socket.getaddrinfo
+
+    def two(host, port, *rest, **more):
+        if host != "two.example":
+            return resolve(host, port, *rest, **more)
+        return resolve("127.0.0.1", port, *rest, **more) + resolve("10.0.0.1", port, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", two)
+    local.alerts.set_webhook("ops", receiver.url.replace("127.0.0.1", "two.example"))
+    alert(local)
+    assert "10.0.0.1" in local.alerts.deliver("ops").error
+    assert receiver.requests == []
+
+
+def test_a_proxy_of_the_environment_is_not_used(local, receiver, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, receiver.url)
+    monkeypatch.delenv(ALLOW_VARIABLE)
+    local.alerts.set_webhook("ops", "http://10.0.0.1/x")
+    alert(local)
+    assert "not a public address" in local.alerts.deliver("ops").error
+    assert receiver.requests == []
+
+
+@pytest.mark.parametrize(
+    "variable", ["DB_PASSWORD", "PATH", "AWS_SECRET_ACCESS_KEY", "treering_webhook_secret", ""]
+)
+def test_a_webhook_is_signed_only_with_a_variable_made_for_it(local, receiver, variable, monkeypatch):
+    monkeypatch.setenv("DB_PASSWORD", "guess me")
+    with pytest.raises(InvalidInput, match="TREERING_WEBHOOK_SECRET"):
+        local.alerts.set_webhook("ops", receiver.url, secret_env=variable)
+    # The same for one that got into the store in another way.
+    local.alerts.set_webhook("ops", receiver.url)
+    draft = Draft(local.space)
+    draft.set_ref(
+        WEBHOOKS + "ops",
+        encode_json({"name": "ops", "url": receiver.url, "secret_env": variable}),
+        scope=SCOPE,
+    )
+    local.engine.commit(draft.batch())
+    alert(local)
+    assert "TREERING_WEBHOOK_SECRET" in local.alerts.deliver("ops").error
+    assert receiver.requests == []
+
+
+def test_a_request_over_tls_goes_to_a_server_that_proves_its_name(local, receiver):
+    local.alerts.set_webhook("ops", receiver.url.replace("http:", "https:"))  # it does not speak TLS
+    alert(local)
+    assert "SSL" in local.alerts.deliver("ops").error
+    assert receiver.requests == []
+
+
+def test_a_wrong_list_of_networks_is_named(local, receiver, monkeypatch):
+    monkeypatch.setenv(ALLOW_VARIABLE, "10.0.0.0/99")
+    local.alerts.set_webhook("ops", receiver.url)
+    alert(local)
+    assert f"{ALLOW_VARIABLE} is invalid" in local.alerts.deliver("ops").error

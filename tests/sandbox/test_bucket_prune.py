@@ -336,9 +336,11 @@ def test_a_store_forgets_checkpoints_in_the_same_way(folders: SandboxFolders, tm
 def test_a_server_forgets_checkpoints_in_the_same_way(
     folders: SandboxFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running(treering.open(tmp_path / "served"), Settings(api_key="tr-key", project="default")) as url:
+    with running(
+        treering.open(tmp_path / "served"), Settings(api_key="tr-key-0123456789", project="default")
+    ) as url:
         monkeypatch.setenv("TREERING_URL", url)
-        monkeypatch.setenv("TREERING_API_KEY", "tr-key")
+        monkeypatch.setenv("TREERING_API_KEY", "tr-key-0123456789")
         checkpoints = open_storage(StorageConfig())
         made = grown(checkpoints, folders, 3)
         checkpoints.close()

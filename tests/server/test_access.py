@@ -6,6 +6,7 @@ import re
 import pytest
 from starlette.testclient import TestClient
 
+from treering.core.batch import Draft
 from treering.errors import InvalidInput
 from treering.server.app import create_app
 from treering.server.auth import SCOPES, Gate, Keys
@@ -78,10 +79,10 @@ def test_a_scope_opens_its_own_routes_and_those_below(served, keys, scope):
 
 
 def test_the_key_of_the_settings_works_in_its_project(store):
-    app = create_app(store, Settings(api_key="chosen", project="default"))
+    app = create_app(store, Settings(api_key="chosen-0123456789", project="default"))
     client = TestClient(app, base_url=ADDRESS)
     assert client.get("/runs").status_code == 401
-    assert client.get("/runs", headers=bearer("chosen")).status_code == 200
+    assert client.get("/runs", headers=bearer("chosen-0123456789")).status_code == 200
     assert client.get("/runs", headers=bearer("chosen2")).status_code == 401
 
 
@@ -226,3 +227,37 @@ def test_a_key_for_a_space_of_treerings_own_is_refused(keys):
         keys.create(project="treering.keys")
     with pytest.raises(InvalidInput):
         keys.create(scope="root")
+
+
+WEAK = [
+    "",
+    " ",
+    "x",
+    "short",
+    "a" * 40,
+    "abcabcabcabcabcabc",
+    "sixteen letters of it",
+    "\u00e9" * 20,
+    "tab\tbed-0123456789",
+]
+
+
+@pytest.mark.parametrize("key", WEAK)
+def test_a_server_takes_no_empty_and_no_weak_key(key):
+    with pytest.raises(InvalidInput, match=r"the API key is (empty|too weak)"):
+        Settings(api_key=key)
+
+
+@pytest.mark.parametrize("project", ["side.4.acme.x", "side.", "treering.keys"])
+def test_no_project_is_named_like_a_namespace_of_another_one(served, keys, store, project):
+    with pytest.raises(InvalidInput, match="reserved"):
+        keys.create(project=project)
+    made = keys.create(project="acme")
+    ref = f"key/{made.key.id}"
+    (stored,) = store.engine.refs("treering.keys", [ref]).values()
+    draft = Draft("treering.keys")  # one that an earlier version would have made
+    draft.set_ref(ref, stored.value.replace(b'"acme"', f'"{project}"'.encode()), scope="s")
+    store.engine.commit(draft.batch())
+    answer = served.get("/runs", headers=bearer(made.token))
+    assert answer.status_code == 403
+    assert "reserved name" in answer.json()["detail"]

@@ -325,12 +325,12 @@ def test_a_websocket_gets_the_same_events_and_resumes(store, url):
 
 
 def test_a_websocket_needs_a_key_where_others_do(store):
-    with running(store, Settings(api_key="secret")) as url:
+    with running(store, Settings(api_key="secret-0123456789")) as url:
         address = url.replace("http", "ws") + "/ws?after=0"
         with pytest.raises(InvalidStatus) as refused:
             connect(address)
         assert refused.value.response.status_code == 401
-        with connect(f"{address}&api_key=secret") as talker:
+        with connect(f"{address}&api_key=secret-0123456789") as talker:
             assert json.loads(talker.recv())["seq"] == 0
 
 

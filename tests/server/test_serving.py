@@ -9,8 +9,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import pytest
 
 import treering
+from treering.errors import InvalidInput
 
 
 class Server:
@@ -103,16 +105,14 @@ def test_it_works_over_postgresql(postgres_url):
 
 
 def test_the_environment_gives_a_key(tmp_path):
-    with Server(tmp_path / "store", TREERING_API_KEY="secret") as server:
+    with Server(tmp_path / "store", TREERING_API_KEY="secret-0123456789") as server:
         assert httpx.get(f"{server.url}/runs").status_code == 401
-        output = httpx.get(f"{server.url}/runs", headers={"authorization": "Bearer secret"})
+        output = httpx.get(f"{server.url}/runs", headers={"authorization": "Bearer secret-0123456789"})
         assert output.json() == {"runs": [], "next_cursor": None}
 
 
 def test_it_does_not_open_itself_to_others_without_a_key(tmp_path):
-    output = refused(
-        "--host", "0.0.0.0", "--port", "0", "--store", str(tmp_path / "store"), TREERING_API_KEY=""
-    )
+    output = refused("--host", "0.0.0.0", "--port", "0", "--store", str(tmp_path / "store"))
     assert output.returncode == 2
     assert "treering keys create" in output.stderr
 
@@ -147,3 +147,31 @@ def test_keys_on_the_command_line(tmp_path):
     assert (unknown.returncode, "key 'nothing' not found" in unknown.stderr) == (3, True)
     assert keys("revoke", made[:14]).stdout == f"revoked {made}\n"
     assert keys("list").stdout == "no keys\n"
+
+
+@pytest.mark.parametrize("command", [("serve",), ("mcp", "--http", "127.0.0.1:0")])
+@pytest.mark.parametrize("key", ["", "x", "changeme"])
+def test_no_command_serves_with_an_empty_or_weak_key(tmp_path, command, key):
+    store = ("--store", str(tmp_path / "store"))
+    environment = {name: value for name, value in os.environ.items() if name != "TREERING_API_KEY"}
+    for arguments, variables in (
+        ((*command, "--api-key", key, *store), {}),
+        ((*command, *store), {"TREERING_API_KEY": key}),
+    ):
+        ended = subprocess.run(
+            [sys.executable, "-m", "treering", *arguments],
+            capture_output=True,
+            text=True,
+            env=environment | variables,
+            timeout=60,
+            check=False,
+        )
+        assert ended.returncode == InvalidInput.exit_code, ended.stderr
+        assert "empty" in ended.stderr or "too weak" in ended.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_client_does_not_take_an_empty_key_for_none(monkeypatch):
+    monkeypatch.setenv("TREERING_API_KEY", "tr_a_key_of_somebody_else")
+    with pytest.raises(InvalidInput, match="api_key is empty"):
+        treering.open("http://127.0.0.1:1", api_key="")

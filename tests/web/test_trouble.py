@@ -61,7 +61,7 @@ def test_a_server_with_a_key_asks_for_it_once(new_page, sample_folder, tmp_path)
     folder = tmp_path / "store"
     shutil.copytree(sample_folder, folder)
     page = new_page(expected=("401",))
-    with treering.open(folder) as store, running(store, Settings(api_key="rowan")) as url:
+    with treering.open(folder) as store, running(store, Settings(api_key="rowan-0123456789")) as url:
         page.goto(f"{url}/ui/#/runs/run-003")
         dialog = page.get_by_role("dialog", name="API key required")
         dialog.wait_for()
@@ -72,7 +72,7 @@ def test_a_server_with_a_key_asks_for_it_once(new_page, sample_folder, tmp_path)
         dialog.get_by_text("This key is unknown").wait_for()
         page.keyboard.press("Escape")
         expect(dialog).to_be_visible()
-        dialog.get_by_label("API key").fill("rowan")
+        dialog.get_by_label("API key").fill("rowan-0123456789")
         dialog.get_by_role("button", name="Continue").click()
         page.get_by_text("Summarise what customers said").first.wait_for()
         page.locator(".pulse.on").wait_for()

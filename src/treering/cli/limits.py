@@ -175,7 +175,10 @@ def set_webhook(
     url: Annotated[str, typer.Argument(metavar="URL", help="Where to send alerts.")],
     *,
     secret_env: Annotated[
-        str | None, typer.Option(metavar="VARIABLE", help="Environment variable with the signing key.")
+        str | None,
+        typer.Option(
+            metavar="VARIABLE", help="Environment variable with the signing key (TREERING_WEBHOOK_SECRET...)."
+        ),
     ] = None,
     place: StorePlace,
     as_json: JsonOption = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Final, cast
@@ -67,6 +68,7 @@ def serve(
         if (error.name or "").partition(".")[0] in {"starlette", "uvicorn", "anyio"}:
             raise MissingExtra("treering serve", "server") from error
         raise
+    _refuse_empty_key(api_key)
     opened = place.open()
     try:
         if legacy is not None:
@@ -150,6 +152,18 @@ def revoke(
         revoked = found.revoke(id)
     say("running servers reject it within seconds")
     show({"id": revoked, "revoked": True}, [f"revoked {revoked}"], as_json=as_json)
+
+
+def _refuse_empty_key(api_key: str | None) -> None:
+    """Refuse a key that is set and empty: whoever sets it believes that the server asks for a key."""
+    from treering.api import check_api_key
+
+    if api_key is None and os.environ.get(KEY_ENVIRONMENT) == "":
+        from treering.errors import InvalidInput
+
+        raise InvalidInput(f"{KEY_ENVIRONMENT} is set, but empty; unset it, or set it to a key")
+    if api_key is not None:
+        check_api_key(api_key)
 
 
 @contextmanager
@@ -251,6 +265,8 @@ def mcp(
         raise
     if http is not None:
         from treering.mcp.server import check_exposure, parse_address
+
+        _refuse_empty_key(api_key)
 
         check_exposure(parse_address(http)[0], api_key)
     embedder = None

@@ -30,6 +30,7 @@ from treering.core.query import EventQuery, SumQuery, each_ref
 from treering.core.rollups import ERROR
 from treering.errors import Corrupt, InvalidInput, NotFound, RefMoved, TreeringError
 from treering.limits.webhooks import (
+    ALERT_REFS,
     SCOPE,
     SENT,
     WEBHOOKS,
@@ -59,8 +60,8 @@ ALERT: Final = "alert"
 LISTED: Final = "alert.listed"
 """The kind of a ledger entry for an alert that is in another scope."""
 LEDGER: Final = str(Scope("", "ledger", "alerts"))
-RULES: Final = "alerts/rule/"
-EXAMINED: Final = "alerts/examined"
+RULES: Final = f"{ALERT_REFS}rule/"
+EXAMINED: Final = f"{ALERT_REFS}examined"
 
 Level = Literal["warning", "critical"]
 What = Literal["failed", "failures", "cost", "tokens", "duration"]
@@ -202,7 +203,9 @@ class Alerts:
     def set_webhook(self, name: str, url: str, *, secret_env: str | None = None) -> Webhook:
         """Send alerts to a URL from now on, or change the URL of a webhook.
 
-        ``secret_env`` names the environment variable that holds the signing key.
+        ``secret_env`` names the environment variable that holds the signing key; it begins with
+        ``TREERING_WEBHOOK_SECRET``. Addresses that are not public have to be allowed where alerts are sent
+        from, with ``TREERING_WEBHOOK_ALLOW``.
         """
         webhook = validate_webhook(
             Webhook(name=check_id(name, "webhook name"), url=url, secret_env=secret_env)

@@ -5,20 +5,28 @@ alert that could not be sent is sent later, by whichever process holds the webho
 while the process died is sent again with the same ``webhook-id``. Requests follow Standard Webhooks:
 ``webhook-signature`` is ``v1,`` and the base64 HMAC-SHA-256 of ``<id>.<timestamp>.<body>``. **Invariant:** no
 secret is stored. A webhook names the environment variable that holds the key, and without it nothing is sent.
+
+Whoever may set a webhook must not make this machine talk to its own network. So the name of the host is
+resolved here, every address must be public (or one that the operator allows in `ALLOW_VARIABLE`), the request
+goes to one of these addresses and nowhere else, and neither redirects nor proxies are followed. A webhook
+cannot name any environment variable either, only one that was made for it (`KEY_VARIABLES`): the signature
+would confirm guesses of its value.
 """
 
 from __future__ import annotations
 
 import base64
 import hmac
+import ipaddress
 import logging
 import os
 import re
-import urllib.error
-import urllib.request
+import socket
+import ssl
+import threading
 from hashlib import sha256
-from http.client import HTTPException
-from typing import TYPE_CHECKING, Any, Final
+from http.client import HTTPConnection, HTTPException
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -38,10 +46,17 @@ if TYPE_CHECKING:
     from treering.core.records import Ref
     from treering.limits.alerts import Alert
 
-WEBHOOKS: Final = "alerts/webhook/"
-SENT: Final = "alerts/sent/"
+ALERT_REFS: Final = "alerts/"
+WEBHOOKS: Final = f"{ALERT_REFS}webhook/"
+SENT: Final = f"{ALERT_REFS}sent/"
 SCOPE: Final = str(Scope("", "ledger", "alerting"))
+KEY_VARIABLES: Final = "TREERING_WEBHOOK_SECRET"
+"""The names of environment variables that may hold a signing key begin with this."""
+ALLOW_VARIABLE: Final = "TREERING_WEBHOOK_ALLOW"
+"""Networks that webhooks may be in although they are not public: ``10.1.0.0/16 127.0.0.1``."""
 TIMEOUT_SECONDS: Final = 10.0
+TOTAL_SECONDS: Final = 30.0
+"""How long one request may take in all, however slowly the receiver answers."""
 LEASE_SECONDS: Final = 60.0
 GIVE_UP_US: Final = 3 * DAY_US
 """An alert that was not accepted for so long is skipped, with an entry in the log."""
@@ -58,7 +73,9 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     url: str
     secret_env: str | None = None
-    """The environment variable that holds the signing key; ``None`` for unsigned requests."""
+    """The environment variable that holds the signing key (``TREERING_WEBHOOK_SECRET...``); ``None`` for
+    unsigned requests.
+    """
 
 
 class WebhookDelivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +100,11 @@ def validate_webhook(webhook: Webhook) -> Webhook:
         raise problem
     if parts.username or parts.password:
         raise InvalidInput("a webhook URL must not contain a password; requests are signed instead")
+    if webhook.secret_env is not None and not webhook.secret_env.startswith(KEY_VARIABLES):
+        raise InvalidInput(
+            f"webhook {webhook.name!r} cannot be signed with {webhook.secret_env[:80]!r}; put the key into a "
+            f"variable of its own whose name begins with {KEY_VARIABLES}, such as {KEY_VARIABLES}_OPS"
+        )
     return webhook
 
 
@@ -159,31 +181,110 @@ def _send(webhook: Webhook, alert: Alert, clock: Clock) -> str | None:
         "webhook-id": alert.id,
         "webhook-timestamp": str(timestamp),
     }
+    try:
+        validate_webhook(webhook)  # it may have been stored by another version
+    except InvalidInput as error:
+        return str(error)
     if webhook.secret_env is not None:
         secret = os.environ.get(webhook.secret_env)
         if not secret:
             return f"the environment variable {webhook.secret_env} is not set, so the alert cannot be signed"
         headers["webhook-signature"] = signature(secret, alert.id, timestamp, body)
-    request = urllib.request.Request(webhook.url, data=body, headers=headers, method="POST")  # noqa: S310 - checked
     try:
-        with _opener.open(request, timeout=TIMEOUT_SECONDS) as response:
-            status: int = response.status
-    except urllib.error.HTTPError as error:
-        status = error.code
-        error.close()
-    except (OSError, ValueError, HTTPException) as error:  # unreachable, or not HTTP
+        status = _post(webhook.url, body, headers)
+    except (OSError, ValueError, HTTPException) as error:  # unreachable, not allowed, or not HTTP
         return f"{type(error).__name__}: {error}"
     return None if status in _SUCCESS else f"the receiver answered {status}"
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects, so that a signed request goes nowhere but to its URL."""
+def _post(url: str, body: bytes, headers: dict[str, str]) -> int:
+    """Send a request to an allowed address and return the status of the response."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    is_tls = parts.scheme == "https"
+    port = parts.port or (443 if is_tls else 80)
+    connected = _connect(host, port)
+    timer = threading.Timer(TOTAL_SECONDS, lambda: _hang_up(connected))
+    timer.daemon = True
+    timer.start()
+    try:
+        if is_tls:
+            connected = ssl.create_default_context().wrap_socket(connected, server_hostname=host)
+        connection = HTTPConnection(host, port)
+        connection.sock = connected
+        path = parts.path or "/"
+        target = f"{path}?{parts.query}" if parts.query else path
+        connection.request("POST", target, body, {**headers, "host": parts.netloc, "connection": "close"})
+        return connection.getresponse().status
+    finally:
+        timer.cancel()
+        connected.close()
 
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Do not redirect."""
+
+def _hang_up(connected: socket.socket) -> None:
+    try:
+        connected.shutdown(socket.SHUT_RDWR)
+    except OSError:  # it has ended
+        return
 
 
-_opener: Final = urllib.request.build_opener(_NoRedirects)
+def _connect(host: str, port: int) -> socket.socket:
+    """Connect to the first address of a host that answers. All of them must be allowed."""
+    # Resolved once: a name that means something else a moment later changes nothing.
+    addresses = list(
+        dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    )
+    allowed = _allowed_networks()
+    for address in addresses:
+        if not _is_allowed(address, allowed):
+            raise PermissionError(
+                f"{host} is {address}, which is not a public address; if webhooks may be sent there, set "
+                f"{ALLOW_VARIABLE}={address.partition('%')[0]} where they are sent from"
+            )
+    failure: OSError | None = None
+    for address in addresses:
+        try:
+            return socket.create_connection((address, port), timeout=TIMEOUT_SECONDS)
+        except OSError as error:
+            failure = error
+    raise failure or OSError(f"{host} has no address")
+
+
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def _allowed_networks() -> list[_Network]:
+    text = os.environ.get(ALLOW_VARIABLE, "")
+    try:
+        return [ipaddress.ip_network(each, strict=False) for each in text.replace(",", " ").split()]
+    except ValueError as error:
+        raise ValueError(f"{ALLOW_VARIABLE} is invalid: {error}; use networks such as 10.1.0.0/16") from None
+
+
+def _is_allowed(address: str, allowed: list[_Network]) -> bool:
+    """Whether a request may go to an address: it is public, or the operator allows it."""
+    whole = ipaddress.ip_address(address)
+    mapped = None if isinstance(whole, ipaddress.IPv4Address) else whole.ipv4_mapped
+    every = [mapped] if mapped is not None else [whole, *_embedded(whole)]
+    return all(
+        any(each in network for network in allowed)
+        or (each.is_global and not each.is_multicast and not each.is_reserved)
+        for each in every
+    )
+
+
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+def _embedded(address: _Ip) -> list[_Ip]:
+    """Return the IPv4 addresses that an IPv6 address stands for: packets to it may be sent on to them."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return []
+    found: list[_Ip | None] = [address.sixtofour, *(address.teredo or ())]
+    if address in _NAT64:
+        found.append(ipaddress.IPv4Address(address.packed[-4:]))
+    return [each for each in found if each is not None]
 
 
 def _position(engine: Engine, space: str, webhook: Webhook) -> int:

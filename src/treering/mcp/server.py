@@ -17,6 +17,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp_types import Resource as ListedResource
 from mcp_types import ToolAnnotations
 
+from treering.api import check_api_key
 from treering.errors import InvalidInput, Unreachable
 from treering.mcp.memory import MemoryTools
 from treering.mcp.replies import DEFAULT_REPLY_BYTES, Replies, raise_tool_errors
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 MAX_TOOLS: Final = 12
 PATH: Final = "/mcp"
-MIN_KEY_LENGTH: Final = 16
 
 _MAX_PORT: Final = 65_535
 _BACKLOG: Final = 128
@@ -170,13 +170,8 @@ def parse_address(address: str) -> tuple[str, int]:
 
 def check_exposure(host: str, api_key: str | None) -> None:
     """Raise `InvalidInput` for a weak key, or for an address beyond this machine without a key."""
-    if api_key is not None and (
-        len(api_key) < MIN_KEY_LENGTH or not api_key.isascii() or not api_key.isprintable()
-    ):
-        raise InvalidInput(
-            f"the API key is too weak; use {MIN_KEY_LENGTH} or more printable ASCII characters, "
-            "such as the output of: openssl rand -hex 32"
-        )
+    if api_key is not None:
+        check_api_key(api_key)
     if api_key is None and not is_loopback(host):
         raise InvalidInput(
             f"{host} is reachable from other machines, and no key is set; "

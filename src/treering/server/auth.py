@@ -39,6 +39,9 @@ Scope = Literal["read", "write", "admin"]
 
 SCOPES: Final[tuple[Scope, ...]] = ("read", "write", "admin")
 KEYS_SPACE: Final = f"{RESERVED}keys"
+SIDE: Final = "side."
+"""The spaces that remote stores use as namespaces of a project begin with this (`server.gateway`)."""
+_RESERVED_PROJECTS: Final = (RESERVED, SIDE)
 PREFIX: Final = "tr_"
 _REF: Final = "key/"
 _SCOPE: Final = str(ErasureScope("", "keys", "all"))
@@ -51,11 +54,11 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope
     name: str
 
-    def check(self, required: Scope) -> None:
-        """Raise `Forbidden` unless the scope is sufficient."""
+    def check(self, required: Scope, *, to: str = "do this") -> None:
+        """Raise `Forbidden` unless the scope is sufficient ``to`` do something."""
         if SCOPES.index(self.scope) < SCOPES.index(required):
             raise Forbidden(
-                f"this requires a key with scope {required!r}, yours has {self.scope!r}; "
+                f"to {to} requires a key with scope {required!r}, yours has {self.scope!r}; "
                 f"create one with: treering keys create --scope {required}"
             )
 
@@ -94,8 +97,11 @@ class Keys:
         """Create a key for a project."""
         if scope not in SCOPES:
             raise InvalidInput(f"scope {scope!r} is not one of {', '.join(SCOPES)}")
-        if check_space(project).startswith(RESERVED):
-            raise InvalidInput(f"project names starting with {RESERVED!r} are reserved; choose another")
+        if check_space(project).startswith(_RESERVED_PROJECTS):
+            raise InvalidInput(
+                f"project names starting with {' or '.join(map(repr, _RESERVED_PROJECTS))} are reserved; "
+                "choose another"
+            )
         secret = secrets.token_hex(32)
         key = Key(
             id=new_id(),
@@ -136,6 +142,11 @@ class Keys:
             if ref is not None:
                 key = _key(ref.value)
                 if hmac.compare_digest(key.digest, _digest(secret)):
+                    if key.project.startswith(_RESERVED_PROJECTS):
+                        raise Forbidden(
+                            f"the project {key.project[:80]!r} of this key has a reserved name; "
+                            "create a key for another project"
+                        )
                     return key
         raise Unauthorized(
             "unknown API key; check TREERING_API_KEY, or create one with: treering keys create"

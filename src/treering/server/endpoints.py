@@ -43,6 +43,7 @@ from treering.server.http import (
     respond_unexpected,
 )
 from treering.server.metrics import Metrics
+from treering.server.permissions import scope_of
 from treering.server.settings import Settings
 from treering.server.streams import Streams
 from treering.store import Store
@@ -134,11 +135,17 @@ def endpoint(
     path: str,
     *,
     tag: str,
+    domain: str | None = None,
     scope: Scope | None = None,
     status: int = 200,
     raw_body: bool = False,
 ) -> Callable[[Callable[[Any], Any]], Endpoint]:
-    """Declare a function as an endpoint. The default scope is ``read`` for GET and ``write`` otherwise."""
+    """Declare a function as an endpoint.
+
+    The scope follows from the domain, which is that of the tag unless another one is given. A method of the
+    gateway, which is for any domain, declares its scope and checks the domains of its arguments.
+    """
+    required = scope or scope_of(domain or tag, changes=method != "GET")
 
     def declare(function: Callable[[Any], Any]) -> Endpoint:
         hints = get_type_hints(function)
@@ -149,7 +156,7 @@ def endpoint(
             method=method,
             path=path,
             handler=function,
-            scope=scope or ("read" if method == "GET" else "write"),
+            scope=required,
             tag=tag,
             status=status,
             query=None if query is type(None) else query,

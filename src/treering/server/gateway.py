@@ -2,7 +2,8 @@
 
 **Invariant:** the space of a call is derived only from the key's project and the namespace, and no namespace
 leads out of the project: ``default`` is the project's own space, any other one a side space whose name starts
-with the project's. A space named in a record is overwritten.
+with the project's. A space named in a record is overwritten. What a batch, a lease or a read may touch
+follows from the caller's scope (`server.permissions`).
 
 `CommitWaiters` lets any number of clients wait for commits with one thread per space. **Invariant:** a client
 that waits for a commit after a sequence number is notified of the first one, even if it happens while the
@@ -30,14 +31,12 @@ from treering.core.content import Content
 from treering.core.engine import Engine
 from treering.core.ids import MAX_SPACE_CHARS, check_space
 from treering.core.query import Erasure, SearchQuery, SumQuery
-from treering.core.records import Lease, Problem, Slice
+from treering.core.records import Lease, Problem, Ref, Slice
 from treering.engines.remote import protocol
 from treering.errors import Forbidden, InvalidInput, TreeringError
-from treering.server.auth import Access
+from treering.server import permissions
+from treering.server.auth import SIDE, Access
 from treering.server.http import problem_of
-
-SIDE: Final = "side."
-"""The prefix of side spaces. A project whose name starts with it cannot use the gateway."""
 
 _MAX_SECONDS: Final = 366 * 86_400.0
 _log: Final = logging.getLogger("treering.server")
@@ -120,6 +119,7 @@ def _validated(target: GatewayTarget, batch: Batch) -> Batch:
     for name, content in batch.objects.items():
         if content.name != name:
             raise InvalidInput(f"object {name[:12]} does not match its name; nothing was written")
+    permissions.check_batch(target.access, batch)
     return msgspec.structs.replace(batch, space=target.space)
 
 
@@ -155,6 +155,7 @@ def _stage(target: GatewayTarget, contents: list[Content]) -> list[str]:
 
 
 def _claim(target: GatewayTarget, args: protocol.ClaimRequest) -> Lease | None:
+    permissions.check_name(target.access, args.name)
     return target.engine.claim(
         target.space, args.name, holder=args.holder, seconds=_seconds(args.seconds, "a lease")
     )
@@ -171,6 +172,7 @@ def _release(target: GatewayTarget, args: protocol.LeaseRequest) -> None:
 
 
 def _local_lease(target: GatewayTarget, lease: Lease) -> Lease:
+    permissions.check_name(target.access, lease.name)
     return msgspec.structs.replace(lease, space=target.space)
 
 
@@ -181,6 +183,11 @@ def _seconds(seconds: float, what: str) -> float:
 
 
 # Reading
+def _refs(target: GatewayTarget, args: protocol.NamesRequest) -> list[Ref]:
+    permissions.check_read(target.access, args.names)
+    return list(target.engine.refs(target.space, args.names).values())
+
+
 def _get(target: GatewayTarget, args: protocol.AddressesRequest) -> Iterator[list[Content]]:
     return _pieces(target.engine.get(target.space, args.addresses))
 
@@ -270,9 +277,9 @@ SINGLE: Final[dict[str, Callable[[GatewayTarget, Any], Any]]] = {
     "release": _release,
     "missing": lambda target, args: sorted(target.engine.missing(target.space, args.names)),
     "lineage": lambda target, args: target.engine.lineage(target.space, args.list),
-    "refs": lambda target, args: list(target.engine.refs(target.space, args.names).values()),
-    "scan_refs": lambda target, args: target.engine.scan_refs(
-        target.space, args.prefix, after=args.after, limit=args.limit
+    "refs": _refs,
+    "scan_refs": lambda target, args: permissions.scan_refs(
+        target.access, target.engine, target.space, args.prefix, after=args.after, limit=args.limit
     ),
     "scan": lambda target, args: target.engine.scan(
         target.space, args.query, after=args.after, limit=args.limit

@@ -7,6 +7,8 @@ from typing import Final
 
 import msgspec
 
+from treering.api import check_api_key
+
 MEGABYTE: Final = 1_000_000
 
 
@@ -18,7 +20,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     project: str = "default"
     """The project of callers without a key of the store: on loopback, or with ``api_key``."""
     api_key: str | None = None
-    """A key in addition to those of the store, with scope ``admin`` in ``project`` (TREERING_API_KEY)."""
+    """A key in addition to those of the store, with scope ``admin`` in ``project`` (TREERING_API_KEY).
+
+    16 characters or more: an empty or a weak one is refused.
+    """
     max_body: int = 64 * MEGABYTE
     calls_per_second: float = 2_000.0
     """Rate limit per key; bursts of twice as many calls are allowed."""
@@ -27,6 +32,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dashboard: bool = True
     search: bool = True
     """Build the search index in the background. Otherwise the first search builds it."""
+
+    def __post_init__(self) -> None:
+        """Refuse a weak key."""
+        if self.api_key is not None:
+            check_api_key(self.api_key)
 
     @property
     def is_loopback(self) -> bool:

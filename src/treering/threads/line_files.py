@@ -166,7 +166,7 @@ _MAX_ABSENT: Final = 1000
 _PER_COMMIT: Final = 500
 _MAX_NAME: Final = 200
 _MAX_SLUG: Final = 120
-_FILES: Final = "file/"
+FILE_REFS: Final = "file/"
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -506,7 +506,7 @@ def _registered(
     names = [_files_ref(scope, kind) for scope in threads for kind in kinds]
     if not cascade and len(names) <= _PER_COMMIT:
         return list(engine.refs(space, names).values())
-    refs = list(each_ref(engine, space, _FILES))
+    refs = list(each_ref(engine, space, FILE_REFS))
     wanted = set(names)
     if cascade:
         others = {ref.scope for ref in refs}.difference(threads)
@@ -536,4 +536,4 @@ def _file_of(engine: Engine, space: str, files: _Files, place: ThreadFilePlace) 
 
 
 def _files_ref(scope: str, kind: str) -> str:
-    return f"{_FILES}{sha256(scope.encode()).hexdigest()[:32]}/{kind}"
+    return f"{FILE_REFS}{sha256(scope.encode()).hexdigest()[:32]}/{kind}"

@@ -118,8 +118,10 @@ class TestTenants:
     def test_a_project_named_like_a_side_space_cannot_use_the_gateway(self, opened, keys):
         mine = opened(keys("a"))
         mine.commit(batches.set_ref("x", "r"))
+        with pytest.raises(InvalidInput, match="reserved"):
+            keys(space_of("a", "x"))
         with pytest.raises(Forbidden, match="rename the project"):
-            opened(keys(space_of("a", "x")))
+            space_of(space_of("a", "x"), "default")
 
 
 class TestKeys:

@@ -1,7 +1,7 @@
 """Budgets, alerts, the rules that raise them and the webhooks they go to.
 
-Webhooks are created where the store is (`treering alerts webhook`), not over HTTP: a project's API key must
-not allow its holder to make the server call arbitrary addresses.
+A webhook makes the server call an address, so only an admin key may set or list them, and the server only
+calls public addresses (`limits.webhooks`).
 """
 
 from __future__ import annotations
@@ -89,6 +89,13 @@ class NewRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     at_least: Annotated[int, Meta(ge=1, le=1000)] = 5
 
 
+class NewWebhook(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where to send alerts, and the server's environment variable that holds the signing key."""
+
+    url: Annotated[str, Meta(min_length=1, max_length=2000)]
+    secret_env: Annotated[str, Meta(pattern="^TREERING_WEBHOOK_SECRET[A-Z0-9_]*$")] | None = None
+
+
 class WebhookList(Struct, frozen=True, kw_only=True):
     """Webhooks by name."""
 
@@ -105,7 +112,7 @@ def list_budgets(call: Call[BudgetsQuery, None]) -> BudgetList:
     return BudgetList(budgets=tuple(_line(each, by_name.get(each.name)) for each in budgets.list()))
 
 
-@endpoint("PUT", "/budgets/{name}", tag="budgets", scope="admin")
+@endpoint("PUT", "/budgets/{name}", tag="budgets")
 def set_budget(call: Call[None, NewBudget]) -> BudgetLine:
     """Create or replace a budget. Everything that records into the project applies it within seconds."""
     new = call.body
@@ -124,7 +131,7 @@ def set_budget(call: Call[None, NewBudget]) -> BudgetLine:
     return _line(made, None)
 
 
-@endpoint("DELETE", "/budgets/{name}", tag="budgets", scope="admin")
+@endpoint("DELETE", "/budgets/{name}", tag="budgets")
 def remove_budget(call: Call[None, None]) -> Empty:
     """Remove a budget."""
     return _removed(call.store.budgets.remove(call.path["name"]), "budget", call.path["name"])
@@ -143,7 +150,7 @@ def list_rules(call: Call[None, None]) -> RuleList:
     return RuleList(rules=call.store.alerts.rules())
 
 
-@endpoint("PUT", "/alerts/rules/{name}", tag="alerts", scope="admin")
+@endpoint("PUT", "/alerts/rules/{name}", tag="alerts")
 def set_rule(call: Call[None, NewRule]) -> AlertRule:
     """Create or replace a rule, which applies to runs that end from now on."""
     new = call.body
@@ -158,19 +165,25 @@ def set_rule(call: Call[None, NewRule]) -> AlertRule:
     )
 
 
-@endpoint("DELETE", "/alerts/rules/{name}", tag="alerts", scope="admin")
+@endpoint("DELETE", "/alerts/rules/{name}", tag="alerts")
 def remove_rule(call: Call[None, None]) -> Empty:
     """Remove a rule."""
     return _removed(call.store.alerts.remove_rule(call.path["name"]), "rule", call.path["name"])
 
 
-@endpoint("GET", "/alerts/webhooks", tag="alerts", scope="admin")
+@endpoint("GET", "/alerts/webhooks", tag="alerts", domain="webhooks")
 def list_webhooks(call: Call[None, None]) -> WebhookList:
     """List webhooks."""
     return WebhookList(webhooks=call.store.alerts.webhooks())
 
 
-@endpoint("DELETE", "/alerts/webhooks/{name}", tag="alerts", scope="admin")
+@endpoint("PUT", "/alerts/webhooks/{name}", tag="alerts", domain="webhooks")
+def set_webhook(call: Call[None, NewWebhook]) -> Webhook:
+    """Send alerts to a URL from now on, or change the URL of a webhook."""
+    return call.store.alerts.set_webhook(call.path["name"], call.body.url, secret_env=call.body.secret_env)
+
+
+@endpoint("DELETE", "/alerts/webhooks/{name}", tag="alerts", domain="webhooks")
 def remove_webhook(call: Call[None, None]) -> Empty:
     """Remove a webhook."""
     return _removed(call.store.alerts.remove_webhook(call.path["name"]), "webhook", call.path["name"])
@@ -185,6 +198,7 @@ ENDPOINTS: Final = (
     set_rule,
     remove_rule,
     list_webhooks,
+    set_webhook,
     remove_webhook,
 )
 

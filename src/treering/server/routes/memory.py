@@ -175,7 +175,7 @@ def delete_memory(call: Call[MemoryDeleteQuery, None]) -> Empty:
     return OK
 
 
-@endpoint("POST", "/memory/{id}/forget", tag="memory", scope="admin")
+@endpoint("POST", "/memory/{id}/forget", tag="memory", domain="maintenance")
 def forget_memory(call: Call[MemoryNamespaceQuery, None]) -> Forgotten:
     """Erase a document with all its versions, permanently."""
     return _memory(call).forget(call.path["id"])

@@ -98,13 +98,13 @@ def get_growth(call: Call[GrowthQuery, None]) -> Growth:
     return call.store.growth(last_days=call.query.last_days)
 
 
-@endpoint("POST", "/store/verify", tag="store", scope="admin")
+@endpoint("POST", "/store/verify", tag="store", domain="maintenance")
 def verify_store(call: Call[None, None]) -> Verification:
     """Rehash all content and check every link. Changes nothing."""
     return call.store.verify()
 
 
-@endpoint("POST", "/store/gc", tag="store", scope="admin")
+@endpoint("POST", "/store/gc", tag="store", domain="maintenance")
 def collect_garbage(call: Call[None, Sweep]) -> Collection:
     """Drop what the rule does not keep, then remove unreachable data. A dry run by default."""
     body = call.body
@@ -112,7 +112,7 @@ def collect_garbage(call: Call[None, Sweep]) -> Collection:
     return call.store.gc(keep=keep, dry_run=body.dry_run, grace_seconds=body.grace_seconds)
 
 
-@endpoint("POST", "/store/forget", tag="store", scope="admin")
+@endpoint("POST", "/store/forget", tag="store", domain="maintenance")
 def forget_in_store(call: Call[None, Selection]) -> Forgotten:
     """Permanently erase a thread, a namespace or a scope."""
     body = call.body
@@ -121,27 +121,27 @@ def forget_in_store(call: Call[None, Selection]) -> Forgotten:
     )
 
 
-@endpoint("POST", "/store/reindex", tag="store", scope="admin")
+@endpoint("POST", "/store/reindex", tag="store", domain="maintenance")
 def reindex_store(call: Call[None, None]) -> Empty:
     """Rebuild the roll-ups and the search index."""
     call.store.reindex()
     return OK
 
 
-@endpoint("GET", "/keys", tag="keys", scope="admin")
+@endpoint("GET", "/keys", tag="keys")
 def list_keys(call: Call[None, None]) -> KeyList:
     """List the keys of this project."""
     return KeyList(keys=tuple(map(_key_line, _project_keys(call))))
 
 
-@endpoint("POST", "/keys", tag="keys", scope="admin", status=201)
+@endpoint("POST", "/keys", tag="keys", status=201)
 def create_key(call: Call[None, NewKeyRequest]) -> CreatedKey:
     """Create a key for this project. Once a key exists, every request needs one."""
     made = _api_keys(call).create(project=call.access.project, scope=call.body.scope, name=call.body.name)
     return CreatedKey(key=_key_line(made.key), token=made.token)
 
 
-@endpoint("DELETE", "/keys/{id}", tag="keys", scope="admin")
+@endpoint("DELETE", "/keys/{id}", tag="keys")
 def revoke_key(call: Call[None, None]) -> Empty:
     """Revoke a key of this project."""
     if call.path["id"] not in {each.id for each in _project_keys(call)}:

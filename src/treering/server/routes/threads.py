@@ -467,7 +467,7 @@ def append_to_transcript(call: Call[Where, NewTranscriptEvent]) -> dict[str, Any
     ).to_dict()
 
 
-@endpoint("DELETE", "/threads/{id}", tag="threads")
+@endpoint("DELETE", "/threads/{id}", tag="threads", domain="maintenance")
 def delete_thread(call: Call[DeleteQuery, None]) -> Cleaned:
     """Delete a thread: checkpoints, transcript, and its lines in files on this server."""
     thread = _thread(call)
