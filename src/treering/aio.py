@@ -66,7 +66,7 @@ from treering.store import Store
 from treering.threads.chat_ids import ChatId, TaskId
 from treering.threads.chats import Chat, ChatLine, ChatLog
 from treering.threads.checkpoint import Checkpoint
-from treering.threads.diff import Difference
+from treering.threads.diff import Changes, Difference
 from treering.threads.directory import ThreadInfo
 from treering.threads.hooks import Hooks
 from treering.threads.removal import Cleaned
@@ -598,6 +598,12 @@ class AsyncThread:
             self._bridge,
         )
 
+    async def effects_after(self, which: str | int | datetime | Checkpoint | AsyncCheckpoint) -> list[Effect]:
+        """Async twin of `Thread.effects_after`."""
+        return await self._bridge.call(
+            self._thread.effects_after, which.sync if isinstance(which, AsyncCheckpoint) else which
+        )
+
     async def fork(
         self,
         new_id: str,
@@ -955,6 +961,15 @@ class AsyncTimeline:
     async def each_of_run(self, run_id: str, *, everything: bool = False) -> AsyncIterator[TimelineEvent]:
         """Async twin of `Timeline.each_of_run`."""
         async for each in self._bridge.iterate(self._timeline.each_of_run, run_id, everything=everything):
+            yield each
+
+    async def since(
+        self, since_us: int, *, thread_id: str | None = None, namespace: str = "", run_id: str | None = None
+    ) -> AsyncIterator[TimelineEvent]:
+        """Async twin of `Timeline.since`."""
+        async for each in self._bridge.iterate(
+            self._timeline.since, since_us, thread_id=thread_id, namespace=namespace, run_id=run_id
+        ):
             yield each
 
     async def search(
@@ -1338,9 +1353,21 @@ class AsyncEffects:
         ):
             yield each
 
-    def put(self, draft: Draft, intents: Iterable[Intent]) -> None:
+    async def changes(self, effect_id: str, *, workspace: str | Path | None = None) -> Changes:
+        """Async twin of `Effects.changes`."""
+        return await self._bridge.call(self._effects.changes, effect_id, workspace=workspace)
+
+    async def after(
+        self, thread_id: str, checkpoint_id: str, since_us: int, *, namespace: str = ""
+    ) -> list[Effect]:
+        """Async twin of `Effects.after`."""
+        return await self._bridge.call(
+            self._effects.after, thread_id, checkpoint_id, since_us, namespace=namespace
+        )
+
+    def put(self, draft: Draft, intents: Iterable[Intent], *, checkpoint_id: str | None = None) -> None:
         """Async twin of `Effects.put`."""
-        return self._effects.put(draft, intents)
+        return self._effects.put(draft, intents, checkpoint_id=checkpoint_id)
 
     async def plan(self, *intents: Intent) -> None:
         """Async twin of `Effects.plan`."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from treering.core.records import Checked
     from treering.core.retention import Keep
     from treering.core.storage import Blobs
-    from treering.effects.effects import Effects
+    from treering.effects.effects import Effect, Effects
     from treering.limits.alerts import Alerts
     from treering.limits.budgets import Guard, SharedBudgets
     from treering.maintenance.backup import BackupReport
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from treering.schedules.schedules import Schedules
     from treering.state.state import State
     from treering.threads.chats import Chat
+    from treering.threads.diff import Changes
     from treering.threads.directory import ThreadInfo
     from treering.threads.transcripts import Transcript
     from treering.workspaces.workspace import Workspace
@@ -227,7 +228,20 @@ class Store:
         """Tool calls with side effects: what was called, how it ended, and what waits for a decision."""
         from treering.effects.effects import Effects
 
-        return Effects(self._engine, self._space, clock=self._clock)
+        def changes(effect: Effect, workspace: str | Path | None) -> Changes:
+            from treering.threads.diff import changes_since
+
+            self.flush()
+            return changes_since(
+                self.thread(effect.thread_id, effect.namespace or None) if effect.thread_id else None,
+                self.timeline,
+                checkpoint_id=effect.checkpoint_id,
+                since_us=effect.planned_at_us,
+                run_id=effect.run_id,
+                folder=workspace,
+            )
+
+        return Effects(self._engine, self._space, clock=self._clock, changes=changes)
 
     # Recording
     def run(

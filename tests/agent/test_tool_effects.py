@@ -8,8 +8,11 @@ import pytest
 
 from tests.agent.scripted import Scripted, answered, asking
 from treering.agent import CheckpointWarning, create_agent, tool
-from treering.effects import Outcome
+from treering.core.encoding import decode_json
+from treering.core.query import EventQuery
+from treering.effects import Intent, Outcome
 from treering.errors import Conflict, StoreFull
+from treering.threads.history import REWIND
 from treering.threads.thread import ThreadMoved
 
 
@@ -266,3 +269,44 @@ def test_of_two_runs_that_both_got_a_reply_only_one_calls(store, bank) -> None:
         slow.generate(thread_id="t", prompt="Pay")
     assert bank.paid == [7]
     assert [each.call_id for each in store.effects.list()] == ["c2"]
+
+
+def test_the_question_shows_what_happened_since_the_call_was_asked_for(store, bank, tmp_path) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "plan.txt").write_text("pay 5\n")
+    with_files = {"pre_checkpoint_save": lambda _: {"workspace": str(folder)}}
+    agent = agent_of(store, bank.pay, hooks=with_files)
+    dies(agent, bank)
+    (folder / "receipt.txt").write_text("tx_1\n")
+    since = agent.generate(thread_id="t").interrupt["payload"]["effect"]["since"]
+    assert "call pay" in [each["label"] for each in since["events"]]
+    (effect,) = store.effects.unknown()
+    asked = store.thread("t").at(effect.checkpoint_id)
+    assert "pay" in str(asked.messages[-1])
+    (changed,) = store.effects.changes(effect.id).files  # the checkpoint with the question has the receipt
+    assert (changed.path, changed.change) == ("receipt.txt", "added")
+    (folder / "receipt.txt").unlink()
+    assert store.effects.changes(effect.id, workspace=folder).files == []
+
+
+def test_a_rewind_says_which_effects_it_does_not_undo(store, bank, caplog) -> None:
+    agent = agent_of(store, bank.pay)
+    thread = store.thread("t")
+    thread.append({"role": "user", "content": "Pay"})
+    assert agent.generate(thread_id="t").text == "Paid."
+    (effect,) = store.effects.list(thread_id="t")
+    assert thread.effects_after(effect.checkpoint_id) == []  # it asks for the call, and gets its outcome
+    assert thread.effects_after(0) == [effect]
+    thread.load()
+    thread.rewind(0)
+    assert "past 1 tool calls, which are not undone: pay" in caplog.text
+    assert effect.id in caplog.text
+    (rewound,) = store.engine.scan(store.space, EventQuery(kinds=(REWIND,)), limit=9).records
+    assert decode_json(rewound.event.data)["effects"] == [effect.id]
+
+
+def test_a_call_that_never_began_is_not_listed_by_a_rewind(store) -> None:
+    store.thread("t").append({"role": "user", "content": "Pay"})
+    store.effects.plan(Intent(tool="pay", arguments={}, thread_id="t"))
+    assert store.thread("t").effects_after(0) == []

@@ -27,6 +27,7 @@ def test_effects_are_listed_and_shown(run, effect) -> None:
     shown = run("effects", "show", effect[:14]).out
     assert f"key         treering-{effect}" in shown
     assert "note        killed" in shown
+    assert shown.endswith("since then  nothing was recorded, and no file is known to have changed\n")
     wrong = run("effects", "list", "--status", "lost")
     assert (wrong.code, "status='lost' is invalid" in wrong.err) == (2, True)
 
@@ -46,3 +47,17 @@ def test_a_person_retries_or_gives_up(run, effect, verb, status) -> None:
     assert run("effects", verb, effect, "--note", "asked the bank").code == 0
     found = run("effects", "show", effect, "--json").json
     assert (found["status"], found["note"]) == (status, "asked the bank")
+
+
+def test_a_rewind_lists_the_effects_that_it_does_not_undo(run, tmp_path) -> None:
+    with treering.open(tmp_path / ".treering") as store:
+        thread = store.thread("t")
+        thread.append("pay")
+        intent = Intent(tool="pay", arguments={}, thread_id="t")
+        thread.append("paying", effects=[intent])
+        store.effects.begin(intent.id).finish("tx_1")
+        thread.append("paid")
+    rewound = run("rewind", "t", "0", "--json").json
+    assert rewound["effects"] == [{"id": intent.id, "tool": "pay", "status": "done"}]
+    run("rewind", "t", rewound["from"])
+    assert run("rewind", "t", "0").out.endswith(f"not undone: pay ({intent.id}, done)\n")

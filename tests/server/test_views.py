@@ -157,3 +157,17 @@ def test_effects_are_listed_and_decided_about(client, store):
     assert client.post(f"{path}/decision", json={"decision": "retry"}).status_code == 409
     assert client.post(f"{path}/decision", json={"decision": "perhaps"}).status_code == 422
     assert client.get("/effects/nothing").status_code == 404
+
+
+def test_a_rewind_lists_the_effects_that_it_does_not_undo(client, store):
+    thread = store.thread("t")
+    thread.append("pay")
+    intent = Intent(tool="pay", arguments={}, thread_id="t")
+    thread.append("paying", effects=[intent])
+    store.effects.begin(intent.id).finish("tx_1")
+    since = client.get(f"/effects?thread=t&checkpoint={thread.at(0).id}").json()
+    assert [each["effect"]["id"] for each in since["effects"]] == [intent.id]
+    assert client.get("/effects?checkpoint=x").status_code == 422
+    assert client.get(f"/effects/{intent.id}/changes").json() == {"events": [], "files": [], "earlier": 0}
+    rewound = client.post("/threads/t/rewind", json={"to": "0"}).json()
+    assert (rewound["step"], [each["id"] for each in rewound["effects"]]) == (0, [intent.id])

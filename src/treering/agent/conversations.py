@@ -247,7 +247,13 @@ class _ThreadConversation(Conversation):
             or self._hooks.has("pre_checkpoint_save")
             or self._store.hooks.has("pre_checkpoint_save")
         ):  # all messages: a hook expects to see them, or may have changed any
-            save = partial(self._thread.checkpoint, messages, pending_interrupt=request.pending_interrupt)
+            save = partial(
+                self._thread.checkpoint,
+                messages,
+                lists=request.lists or None,
+                pending_interrupt=request.pending_interrupt,
+                workspace=request.workspace,
+            )
         else:
             save = partial(self._thread.append, *messages[saved_count:])
         try:

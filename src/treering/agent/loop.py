@@ -67,7 +67,7 @@ from treering.agent.messages import (
     result_message,
     text_of,
 )
-from treering.agent.tool_effects import QUESTION, Recorded, ToolEffects, leave, question_about
+from treering.agent.tool_effects import QUESTION, Recorded, ToolEffects, leave
 from treering.agent.tools import Tool, result_text
 from treering.core.ids import new_id
 from treering.effects.effects import Attempt, Effect
@@ -415,7 +415,8 @@ class AgentRun:
         self._asked_about = {"call": call.id, "interrupt": interrupt_id}
         if effect is not None:
             self._asked_about["effect"] = effect.id
-            payload |= {"effect": question_about(effect), "question": QUESTION}
+            asked = yield from self._effects.question(effect)
+            payload |= {"effect": asked, "question": QUESTION}
         if self._conversation is None:
             raise InvalidInput(
                 f"tool {call.name!r} needs approval, which needs a checkpointer=: the thread waits in it"

@@ -24,6 +24,7 @@ from treering.errors import InvalidInput, TreeringError
 
 if TYPE_CHECKING:
     from treering.store import Store
+    from treering.threads.diff import Changes
 
 QUESTION: Final = (
     "Its process ended while this call was being made, so nobody knows whether it happened. "
@@ -176,6 +177,13 @@ class ToolEffects:
     def is_decided(self, effect_id: str) -> bool:
         """Whether somebody has decided about an effect meanwhile."""
         return self._effects is not None and self._effects.get(effect_id).status != "unknown"
+
+    def question(self, effect: Effect) -> EffectSteps:
+        """Return what a person has to know about an unknown effect, and what happened since."""
+        changes: Changes | None = None
+        if self._effects is not None:
+            changes = yield Call(self._effects.changes, (effect.id,))
+        return question_about(effect) | ({} if changes is None else {"since": msgspec.to_builtins(changes)})
 
 
 def question_about(effect: Effect) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from treering.cli.render import one_line, when
 
 if TYPE_CHECKING:
     from treering.effects.effects import Effect
+    from treering.threads.diff import Changes
 
 EffectArgument = Annotated[
     str, typer.Argument(metavar="EFFECT", help="The id of an effect, or a unique beginning.")
@@ -89,12 +90,17 @@ def list_effects(
 def show_effect(
     effect_id: EffectArgument,
     *,
+    workspace: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="Compare its files with those when the call was asked for."),
+    ] = None,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Show an effect: the call, its attempts, and its outcome."""
+    """Show an effect: the call, its attempts, its outcome, and what happened since it was asked for."""
     with place.existing() as opened:
         effect = opened.effects.get(effect_id)
+        changes = opened.effects.changes(effect.id, workspace=workspace)
     facts = {
         "tool": effect.tool,
         "status": effect.status,
@@ -113,7 +119,10 @@ def show_effect(
         "note": effect.note or "",
     }
     lines = [f"{name:<10}  {clean(fact)}" for name, fact in facts.items() if fact]
-    show(_effect(effect), [typer.style(effect.id, bold=True), *lines], as_json=as_json)
+    if not effect.is_finished:
+        lines += _since(changes)
+    shown = {**_effect(effect), "since": plain(changes)}
+    show(shown, [typer.style(effect.id, bold=True), *lines], as_json=as_json)
 
 
 @takes_store
@@ -162,6 +171,21 @@ def abandon(
     with place.existing() as opened:
         effect = opened.effects.abandon(effect_id, by=by, note=note)
     _decided(effect, "is given up; its thread goes on with an error", as_json=as_json)
+
+
+def _since(changes: Changes) -> list[str]:
+    """Return what happened since a call was asked for, for who has to decide about it."""
+    lines = ["since then"]
+    lines += [f"  ... and {changes.earlier} earlier events"] if changes.earlier else []
+    lines += [
+        f"  {when(each.ts)}  {clean(each.agent or ''):<12}  {clean(each.label)}" for each in changes.events
+    ]
+    lines += [f"  file {clean(each.path)} {each.change}" for each in changes.files]
+    return (
+        lines
+        if len(lines) > 1
+        else ["since then  nothing was recorded, and no file is known to have changed"]
+    )
 
 
 def _value(text: str) -> Any:

@@ -400,9 +400,12 @@ def rewind(
     as_json: JsonOption = False,
 ) -> None:
     """Move the head of a thread back. Later checkpoints stay stored."""
+    import logging
+
     from treering.core.ids import short_ids
     from treering.threads.tree import left_behind
 
+    logging.getLogger("treering.threads").setLevel(logging.ERROR)  # what a rewind warns of is printed here
     with place.existing() as opened:
         finder = _finder(opened, user_namespace)
         info = finder.thread(thread)
@@ -410,6 +413,7 @@ def rewind(
         own = opened.thread(info.id, info.namespace or None)
         before = _head(own)
         left = left_behind(opened.engine, opened.space, before.record, target)
+        effects = own.effects_after(target.id)
         # Files first: if they cannot be brought back, the conversation has not moved either.
         restored = None if files is None else own.at(target.id).restore(files, delete=delete)
         head = own.rewind(target.id)
@@ -420,6 +424,7 @@ def rewind(
         "head": head.id,
         "step": target.step,
         "left_behind": [summary(each) for each in left],
+        "effects": [{"id": each.id, "tool": each.tool, "status": each.status} for each in effects],
         **({} if restored is None else {"files": restored}),
     }
     short = short_ids(each.id for each in [before.record, *left])
@@ -430,6 +435,7 @@ def rewind(
     ]
     lines += [f"  ... and {len(left) - _LEFT_SHOWN} more"] if len(left) > _LEFT_SHOWN else []
     lines += [f"to undo: {pasteable('rewind', info, short[before.id])}"] if left else []
+    lines += [f"not undone: {clean(each.tool)} ({each.id}, {each.status})" for each in effects]
     if restored is not None and files is not None:
         from treering.cli.workspaces import restored_lines
 

@@ -48,14 +48,25 @@ from treering.core.encoding import decode, decode_json, encode_json
 from treering.core.ids import Scope, check_id, new_id, only_match, thread_key, thread_scope
 from treering.core.query import EventQuery, each_record, each_ref
 from treering.core.records import Lease
-from treering.errors import Conflict, Corrupt, Fenced, InvalidInput, NotFound, RefMoved, TreeringError
+from treering.errors import (
+    Conflict,
+    Corrupt,
+    Fenced,
+    InvalidInput,
+    NotFound,
+    RefMoved,
+    TreeringError,
+    Unsupported,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from treering.core.clock import Clock
     from treering.core.engine import Engine
     from treering.core.records import Ref
+    from treering.threads.diff import Changes
 
 Replay = Literal["safe", "once", "ask"]
 """What to do when an attempt ended without an outcome: call again (``safe``); call again only with an
@@ -148,6 +159,8 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     cost_nanos: int | None = None
     decided_by: str | None = None
     note: str | None = None
+    checkpoint_id: str | None = None
+    """The checkpoint that asks for the call."""
 
     @property
     def key(self) -> str:
@@ -215,6 +228,7 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cost_nanos: int | None = None
     by: str | None = None
     note: str | None = None
+    checkpoint: str | None = None
 
 
 _encode_row: Final = msgspec.json.Encoder().encode
@@ -231,10 +245,18 @@ class _Stored(msgspec.Struct, frozen=True):
 class Effects:
     """The effects of one space."""
 
-    def __init__(self, engine: Engine, space: str, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        space: str,
+        *,
+        clock: Clock,
+        changes: Callable[[Effect, str | Path | None], Changes] | None = None,
+    ) -> None:
         self._engine = engine
         self._space = space
         self._clock = clock
+        self._changes = changes
         self._ledger = _Ledger(engine, space, clock)
 
     # Looking
@@ -283,6 +305,31 @@ class Effects:
         """List the effects that wait for a decision, newest first; see `list`."""
         yield from self.list(thread_id=thread_id, namespace=namespace, run_id=run_id, status="unknown")
 
+    def changes(self, effect_id: str, *, workspace: str | Path | None = None) -> Changes:
+        """Return what happened since a call was asked for: on the timeline, and in the files.
+
+        The files are those of the folder ``workspace`` as it is now (of which a snapshot is taken), or of the
+        thread's newest checkpoint; they are compared with those of the checkpoint that asked for the call.
+        """
+        if self._changes is None:
+            raise Unsupported("these effects have no threads to look at; use store.effects")
+        return self._changes(self.get(effect_id), workspace)
+
+    def after(
+        self, thread_id: str, checkpoint_id: str, since_us: int, *, namespace: str = ""
+    ) -> list[Effect]:
+        """List the effects that a thread planned after a checkpoint and that may have happened.
+
+        ``since_us`` is when the checkpoint was made. A rewind to it does not undo them.
+        """
+        found: list[Effect] = []
+        for each in self._ledger.planned_ids(thread_id, namespace, None, since_us=since_us):
+            stored = self._ledger.stored(each)
+            if stored is None or stored.row.attempt == 0 or stored.row.checkpoint == checkpoint_id:
+                continue
+            found.append(self._ledger.effect(stored))
+        return found
+
     def _settled(self, effect_id: str, status: Status | None) -> _Stored | None:
         stored = self._ledger.stored(effect_id)
         if stored is not None and stored.row.status == "started" and status == "unknown":
@@ -290,7 +337,7 @@ class Effects:
         return stored
 
     # Making a call
-    def put(self, draft: Draft, intents: Iterable[Intent]) -> None:
+    def put(self, draft: Draft, intents: Iterable[Intent], *, checkpoint_id: str | None = None) -> None:
         """Add intents to a batch: that of the checkpoint which asks for the calls."""
         for intent in intents:
             check_id(intent.id, "effect id")
@@ -311,6 +358,7 @@ class Effects:
                 namespace=intent.namespace,
                 run=intent.run_id,
                 agent=intent.agent,
+                checkpoint=checkpoint_id,
             )
             self._ledger.put_row(draft, intent.id, row, scope, links=links, expect=ABSENT)
             draft.set_ref(OPEN_EFFECTS + intent.id, b"1", scope=scope, expect=ABSENT)
@@ -646,6 +694,7 @@ class _Ledger:
             cost_nanos=row.cost_nanos,
             decided_by=row.by,
             note=row.note,
+            checkpoint_id=row.checkpoint,
         )
 
     def value(self, text: str | None) -> Any:
@@ -660,9 +709,11 @@ class _Ledger:
         for ref in each_ref(self.engine, self.space, OPEN_EFFECTS):
             yield ref.name.removeprefix(OPEN_EFFECTS)
 
-    def planned_ids(self, thread_id: str | None, namespace: str, run_id: str | None) -> Iterator[str]:
+    def planned_ids(
+        self, thread_id: str | None, namespace: str, run_id: str | None, *, since_us: int | None = None
+    ) -> Iterator[str]:
         scope = None if thread_id is None else thread_scope(thread_id, namespace)
-        query = EventQuery(kinds=(PLANNED,), scope=scope, run=run_id, newest_first=True)
+        query = EventQuery(kinds=(PLANNED,), scope=scope, run=run_id, since_us=since_us, newest_first=True)
         for record in each_record(self.engine, self.space, query):
             yield record.event.id.partition(".")[0]
 

@@ -145,6 +145,18 @@ class Timeline:
                 return
             cursor = page.cursor
 
+    def since(
+        self, since_us: int, *, thread_id: str | None = None, namespace: str = "", run_id: str | None = None
+    ) -> Iterator[TimelineEvent]:
+        """Iterate over what a thread (or else a run) recorded since a time, in the order of the starts."""
+        thread = None if thread_id is None else thread_key(thread_id, namespace)
+        if thread is None and run_id is None:
+            return
+        run = run_id if thread is None else None
+        query = EventQuery(thread=thread, run=run, since_us=since_us, order="time")
+        for record in each_record(self._engine, self._space, query):
+            yield from timeline_events(record)
+
     def search(
         self,
         text: str,

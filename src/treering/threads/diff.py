@@ -3,11 +3,13 @@
 Messages are compared by their common prefix and suffix: a conversation grows at its end, and an edit changes
 the middle. State is compared value by value and described by a JSON patch (RFC 6902) that turns the first
 state into the second; so is each of the other list channels.
+
+`changes_since` is for a person who has to decide about something that was asked for a while ago.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -17,8 +19,11 @@ from treering.workspaces.diff import FileChange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
+    from treering.runs.timeline import Timeline
     from treering.threads.checkpoint import Checkpoint
+    from treering.threads.thread import Thread
 
 
 class MessageChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +55,62 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     def is_empty(self) -> bool:
         """Whether nothing differs."""
         return not any((self.added, self.removed, self.changed, self.state, self.files, self.lists))
+
+
+class Happened(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a timeline, in short."""
+
+    ts: str
+    label: str
+    agent: str | None = None
+
+
+class Changes(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened in a thread since a moment: the last events of its timeline, and changes to files."""
+
+    events: list[Happened]
+    files: list[FileChange]
+    earlier: int = 0
+    """How many events since then are not listed, because they are older."""
+
+
+_EVENTS_SHOWN: Final = 20
+
+
+def changes_since(
+    thread: Thread | None,
+    timeline: Timeline,
+    *,
+    checkpoint_id: str | None,
+    since_us: int,
+    run_id: str | None,
+    folder: str | Path | None = None,
+) -> Changes:
+    """Return what happened since a checkpoint of a thread, or (without one) in a run since a time.
+
+    The files are those of ``folder`` as it is now, or else of the thread's head.
+    """
+    events = list(
+        timeline.since(since_us, run_id=run_id)
+        if thread is None
+        else timeline.since(since_us, thread_id=thread.id, namespace=thread.namespace)
+    )
+    files: list[FileChange] = []
+    if thread is not None:
+        asked = thread.at(checkpoint_id) if checkpoint_id else None
+        before = None if asked is None else asked.snapshot
+        head = thread.head
+        after = None if head is None else head.snapshot
+        if folder is not None:
+            after = thread.workspace.snapshot(folder, note="taken to show what changed")
+        if before is not None or folder is not None:
+            files = thread.workspace.diff(before, after)
+    shown = events[-_EVENTS_SHOWN:]
+    return Changes(
+        events=[Happened(ts=each.ts, label=each.label, agent=each.agent) for each in shown],
+        files=files,
+        earlier=len(events) - len(shown),
+    )
 
 
 def difference(before: Checkpoint, after: Checkpoint, *, files: Sequence[FileChange] = ()) -> Difference:

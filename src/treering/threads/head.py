@@ -227,11 +227,12 @@ class Head:
                 self._channels[name] = Channel(saved.lists[name], known)
             return saved
 
-    def rewind(self, target: CheckpointRecord) -> CheckpointRecord:
+    def rewind(self, target: CheckpointRecord, *, effects: Sequence[str] = ()) -> CheckpointRecord:
         """Move the head to a checkpoint of its past and record that in the journal; return the head.
 
         A checkpoint of another thread (this one is a fork of it) is copied, as `begin_as` does: the head is
-        always a checkpoint of its own thread, so the other one can be removed.
+        always a checkpoint of its own thread, so the other one can be removed. ``effects`` names the effects
+        since then, for the journal.
         """
         with self._lock:
             before = self.see_once()
@@ -240,7 +241,12 @@ class Head:
                     f"checkpoint {target.id!r} is of thread {target.thread!r}, not of the past of "
                     f"{self._thread_id!r}; fork it instead"
                 )
-            data = {"from": before.id if before else None, "to": target.id, "step": target.step}
+            data: dict[str, Any] = {
+                "from": before.id if before else None,
+                "to": target.id,
+                "step": target.step,
+                **({"effects": list(effects)} if effects else {}),
+            }
 
             def record_rewind(draft: Draft) -> None:
                 draft.event(

@@ -14,6 +14,7 @@ the journal.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -27,7 +28,7 @@ from treering.errors import Conflict, InvalidInput, NotFound
 from treering.limits.tool_budgets import Budgets, Counters
 from treering.threads import removal
 from treering.threads.chat_ids import ChatId, TaskId, parse_thread_id
-from treering.threads.checkpoint import MESSAGES, Checkpoint, CheckpointRecord, belongs_to
+from treering.threads.checkpoint import MESSAGES, PREFIX, Checkpoint, CheckpointRecord, belongs_to
 from treering.threads.head import First, Head, ThreadMoved
 from treering.threads.hooks import (
     CheckpointEvent,
@@ -49,11 +50,16 @@ if TYPE_CHECKING:
     from treering.core.batch import Draft
     from treering.core.clock import Clock
     from treering.core.engine import Engine
-    from treering.effects.effects import Intent
+    from treering.effects.effects import Effect, Intent
     from treering.threads.diff import Difference
     from treering.threads.hooks import Hooks, SaveRequest
     from treering.workspaces.snapshot import StagedSnapshot
     from treering.workspaces.workspace import Workspace
+
+
+_PASSED_SHOWN: Final = 10
+
+log: Final = logging.getLogger("treering.threads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,11 +351,34 @@ class Thread:
     def rewind(self, to: str | int | datetime | Checkpoint) -> Checkpoint:
         """Move the head back to an earlier checkpoint and return it. Later ones stay in the journal.
 
-        A checkpoint from before this thread was forked is copied into this thread, as by `fork`.
+        A checkpoint from before this thread was forked is copied into this thread, as by `fork`. Side effects
+        of tools are not undone: those since then (see `effects_after`) are logged, and named in the journal.
         """
         self._head.see_once()
         target = self._head.find(to.id if isinstance(to, Checkpoint) else to)
-        return self._checkpoint(self._head.rewind(target))
+        passed = self._passed(target)
+        checkpoint = self._checkpoint(self._head.rewind(target, effects=[each.id for each in passed]))
+        if passed:
+            log.warning(
+                "thread %r was rewound past %d tool calls, which are not undone: %s",
+                self._id,
+                len(passed),
+                ", ".join(f"{each.tool} ({each.id}, {each.status})" for each in passed[:_PASSED_SHOWN]),
+            )
+        return checkpoint
+
+    def effects_after(self, which: str | int | datetime | Checkpoint) -> list[Effect]:
+        """List the tool calls that may have happened since a checkpoint, newest first.
+
+        A rewind to the checkpoint does not undo them.
+        """
+        return self._passed(self.at(which).record)
+
+    def _passed(self, target: CheckpointRecord) -> list[Effect]:
+        from treering.effects.effects import Effects
+
+        effects = Effects(self._engine, self._space, clock=self._clock)
+        return effects.after(self._id, target.id, target.created_at_us, namespace=self._namespace)
 
     def fork(
         self,
@@ -450,7 +479,7 @@ class Thread:
         from treering.effects.effects import Effects
 
         effects = Effects(self._engine, self._space, clock=self._context.clock)
-        return lambda draft: effects.put(draft, intents)
+        return lambda draft: effects.put(draft, intents, checkpoint_id=PREFIX + draft.id)
 
     def _fork_off(self) -> Thread:
         """Fork what this object last saw, for a writer who came second."""

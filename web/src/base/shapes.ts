@@ -282,3 +282,32 @@ export interface OccurrenceReport {
 export function snapshotId(address: string): string {
   return address.replace(/^o:/, "");
 }
+
+export interface Effect {
+  id: string;
+  tool: string;
+  arguments: unknown;
+  status: "planned" | "started" | "done" | "failed" | "unknown" | "abandoned";
+  replay: "safe" | "once" | "ask";
+  takes_key: boolean;
+  attempt: number;
+  planned_at_us: number;
+  started_at_us: number | null;
+  ended_at_us: number | null;
+  call_id: string | null;
+  thread_id: string | null;
+  namespace: string;
+  run_id: string | null;
+  agent: string | null;
+  owner: string | null;
+  result: unknown;
+  files: string[];
+  decided_by: string | null;
+  note: string | null;
+  checkpoint_id: string | null;
+}
+
+export interface EffectPage {
+  effects: { effect: Effect; key: string }[];
+  next_cursor: string | null;
+}

@@ -7,16 +7,22 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta, Struct
 
 from treering.effects.effects import Effect, Status
+from treering.errors import InvalidInput
 from treering.server.endpoints import Call, endpoint
+from treering.threads.diff import Changes
 
 
 class EffectListQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which effects to list: those of a thread or run, with a status. ``cursor`` is the last id of a page."""
+    """Which effects to list: those of a thread or run, with a status. ``cursor`` is the last id of a page.
+
+    With ``checkpoint``: those of the thread that may have happened since then, which a rewind does not undo.
+    """
 
     thread: str | None = None
     namespace: str = ""
     run: str | None = None
     status: Status | None = None
+    checkpoint: str | None = None
     limit: Annotated[int, Meta(ge=1, le=500)] = 50
     cursor: str | None = None
 
@@ -48,6 +54,11 @@ class EffectDecision(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def list_effects(call: Call[EffectListQuery, None]) -> EffectList:
     """List effects, newest first; with ``status=unknown`` those that wait for a decision."""
     query = call.query
+    if query.checkpoint is not None:
+        if query.thread is None:
+            raise InvalidInput("checkpoint= goes with thread=, which it is a checkpoint of")
+        thread = call.store.thread(query.thread, query.namespace or None)
+        return EffectList(effects=tuple(map(_info, thread.effects_after(query.checkpoint))), next_cursor=None)
     page = list(
         call.store.effects.list(
             thread_id=query.thread,
@@ -70,6 +81,12 @@ def get_effect(call: Call[None, None]) -> EffectInfo:
     return _info(call.store.effects.get(call.path["id"]))
 
 
+@endpoint("GET", "/effects/{id}/changes", tag="effects")
+def get_effect_changes(call: Call[None, None]) -> Changes:
+    """Return what happened since a call was asked for: on the timeline of its thread, and in its files."""
+    return call.store.effects.changes(call.path["id"])
+
+
 @endpoint("POST", "/effects/{id}/decision", tag="effects")
 def decide_effect(call: Call[None, EffectDecision]) -> EffectInfo:
     """Decide about an unknown effect; its thread goes on with the decision when it is resumed."""
@@ -84,7 +101,7 @@ def decide_effect(call: Call[None, EffectDecision]) -> EffectInfo:
     return _info(effect)
 
 
-ENDPOINTS: Final = (list_effects, get_effect, decide_effect)
+ENDPOINTS: Final = (list_effects, get_effect, get_effect_changes, decide_effect)
 
 
 def _info(effect: Effect) -> EffectInfo:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from treering.core.clock import to_iso
+from treering.effects.effects import Effect
 from treering.errors import InvalidInput, NotFound
 from treering.runs.messages import ReadMessage, read_message
 from treering.server.endpoints import Call, endpoint
@@ -198,6 +199,12 @@ class Back(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The checkpoint to rewind to."""
 
     to: Which
+
+
+class Rewound(CheckpointSummary, frozen=True, kw_only=True):
+    """The checkpoint that is the head now, and the tool calls since then, which are not undone."""
+
+    effects: tuple[Effect, ...]
 
 
 class Answer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -420,10 +427,13 @@ def fork_thread(call: Call[Where, NewFork]) -> ThreadLine:
 
 
 @endpoint("POST", "/threads/{id}/rewind", tag="threads")
-def rewind_thread(call: Call[Where, Back]) -> CheckpointSummary:
-    """Move the head back to a checkpoint. Later checkpoints stay stored."""
+def rewind_thread(call: Call[Where, Back]) -> Rewound:
+    """Move the head back to a checkpoint. Later checkpoints stay stored, and side effects are not undone."""
     thread = _thread(call)
-    return checkpoint_line(thread.rewind(_at(thread, call.body.to)).record)
+    target = _at(thread, call.body.to)
+    effects = tuple(thread.effects_after(target))
+    line = checkpoint_line(thread.rewind(target).record)
+    return Rewound(**msgspec.structs.asdict(line), effects=effects)
 
 
 @endpoint("POST", "/threads/{id}/resume", tag="threads")

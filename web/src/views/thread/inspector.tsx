@@ -5,7 +5,7 @@ import { at, send } from "../../base/api";
 import { plural, stamp } from "../../base/format";
 import { useGet } from "../../base/query";
 import { go, href, route } from "../../base/route";
-import { snapshotId, type Difference, type CheckpointContent } from "../../base/shapes";
+import { snapshotId, type CheckpointContent, type Difference, type EffectPage } from "../../base/shapes";
 import { Copy, Id, Tabs, Tags, Time } from "../../ui/bits";
 import { Confirm } from "../../ui/dialog";
 import { Patch } from "../../ui/diff";
@@ -265,6 +265,8 @@ function ForkDialog({ node, onClose }: { node: Node; onClose: () => void }) {
 function RewindDialog({ grown, node, onClose, onDone }: { grown: Grown; node: Node; onClose: () => void; onDone: () => void }) {
   // A checkpoint of the shared history is rewound to through the current thread.
   const thread = grown.lineages[0]!.thread;
+  const since = { thread: thread.id, namespace: thread.namespace, checkpoint: node.checkpoint.id };
+  const passed = useGet<EffectPage>(at(["effects"], since)).data?.effects ?? [];
   return (
     <Confirm
       title={`Rewind ${thread.id} to step ${node.checkpoint.step}`}
@@ -280,6 +282,18 @@ function RewindDialog({ grown, node, onClose, onDone }: { grown: Grown; node: No
         Moves the head of the thread from step {thread.step} back to step {node.checkpoint.step}. Later checkpoints stay in
         the history and can be restored.
       </p>
+      {passed.length > 0 && (
+        <div class="warning" role="alert">
+          <p>{plural(passed.length, "tool call")} since then may have happened. Rewinding does not undo what they did:</p>
+          <ul>
+            {passed.map(({ effect }) => (
+              <li key={effect.id}>
+                <code>{effect.tool}</code> {effect.status}, <Time at={effect.started_at_us} />
+              </li>
+            ))}
+          </ul>
+        </div>
+      )}
     </Confirm>
   );
 }
