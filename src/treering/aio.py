@@ -138,9 +138,13 @@ class AsyncStore:
         """Async twin of `Store.thread`."""
         return AsyncThread(self._store.thread(id, namespace), self._bridge)
 
-    async def threads(self, *, namespace: str | None = "", prefix: str = "") -> AsyncIterator[ThreadInfo]:
+    async def threads(
+        self, *, namespace: str | None = "", prefix: str = "", containing: str = ""
+    ) -> AsyncIterator[ThreadInfo]:
         """Async twin of `Store.threads`."""
-        async for each in self._bridge.iterate(self._store.threads, namespace=namespace, prefix=prefix):
+        async for each in self._bridge.iterate(
+            self._store.threads, namespace=namespace, prefix=prefix, containing=containing
+        ):
             yield each
 
     def chat(self, channel: str, chat_id: str | int, namespace: str | None = None) -> AsyncChat:

@@ -156,11 +156,18 @@ class Store:
         """A conversation and its state as a line of checkpoints. Its first checkpoint creates it."""
         return Thread(self._threads, id, namespace or "")
 
-    def threads(self, *, namespace: str | None = "", prefix: str = "") -> Iterator[ThreadInfo]:
-        """List threads, newest first: those of a namespace (``None``: of all) with this id prefix."""
+    def threads(
+        self, *, namespace: str | None = "", prefix: str = "", containing: str = ""
+    ) -> Iterator[ThreadInfo]:
+        """List threads, newest first: those of a namespace (``None``: of all) with this id prefix.
+
+        ``containing`` selects ids that have this text anywhere, in any case.
+        """
         from treering.threads.directory import list_threads
 
-        yield from list_threads(self._engine, self._space, namespace=namespace, prefix=prefix)
+        yield from list_threads(
+            self._engine, self._space, namespace=namespace, prefix=prefix, containing=containing
+        )
 
     def chat(self, channel: str, chat_id: str | int, namespace: str | None = None) -> Chat:
         """A chat of a channel: its current thread (``telegram_123``), and `reset` to start a new one."""

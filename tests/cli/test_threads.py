@@ -31,20 +31,41 @@ class TestThreads:
 
     def test_a_table_for_people(self, treering_):
         head, first, second, third = treering_("threads").out.splitlines()
-        assert head.split() == ["THREAD", "NAMESPACE", "STEP", "MESSAGES", "UPDATED", "NOTE"]
+        assert head.split() == "THREAD NAMESPACE STEP MESSAGES COST UPDATED LAST MESSAGE".split()
         assert first.split()[:4] == ["notes", "bob", "0", "1"]
         assert second.startswith("support/alice ")
-        assert second.endswith("pending approval")
+        assert second.endswith('pending approval: {"tool":"pay","amount":30}')
         assert third.startswith("support/alice-bolder")
 
     def test_some_of_them(self, treering_):
         bob = treering_("threads", "--user-namespace", "bob", "--json").json
         assert [each["id"] for each in bob] == ["notes"]
+        by_text = treering_("threads", "--containing", "Bolder", "--json").json
+        assert [each["id"] for each in by_text] == ["support/alice-bolder"]
         by_prefix = treering_("threads", "--prefix", "support/alice-", "--json").json
         assert [each["id"] for each in by_prefix] == ["support/alice-bolder"]
         ran = treering_("threads", "--limit", "1")
         assert len(ran.out.splitlines()) == 2
         assert "2 older" in ran.err
+
+    def test_the_last_message_and_the_cost_are_listed(self, run, tmp_path):
+        with treering.open(tmp_path / ".treering", durability="fast") as store:
+            call = {"id": "c1", "function": {"name": "look_up", "arguments": '{"order": 7}'}}
+            thread = store.thread("refunds")
+            thread.append(
+                {"role": "user", "content": "Where is\nmy refund?"},
+                {"role": "assistant", "tool_calls": [call]},
+            )
+            with store.run(thread=thread, agent="support") as recorded:
+                recorded.message("assistant", "On its way", usage={"input": 100}, cost="0.25", currency="EUR")
+            store.thread("noted").append(note="Only a note")
+        refunds = run("threads", "--prefix", "refunds").out.splitlines()[1]
+        assert refunds.split()[:5] == ["refunds", "0", "2", "0.25", "EUR"]
+        assert refunds.endswith('assistant: → look_up({"order":7})')
+        assert run("threads", "--prefix", "noted").out.splitlines()[1].endswith("Only a note")
+        (listed,) = run("threads", "--prefix", "refunds", "--json").json
+        assert listed["last_message"]["tool_calls"] == [call]
+        assert (listed["tokens"], listed["cost"]) == (100, {"EUR": 0.25})
 
     def test_a_damaged_thread_hides_no_other(self, treering_, desk):
         head = ids(desk)[-1]
@@ -333,9 +354,10 @@ class TestEveryCommand:
 def test_columns_stand_below_each_other_whatever_the_script(run, tmp_path):
     with treering.open(tmp_path / ".treering", durability="fast") as store:
         for name in ("plain", "日本語", "e\u0301te"):
-            store.thread(name).append("Hi", note="note")
+            store.thread(name).append("Hi")
     head, *lines = run("threads").out.splitlines()
-    assert [each.index("note") for each in lines] == [head.index("NOTE") + shift for shift in (1, -3, 0)]
+    start = head.index("LAST MESSAGE")
+    assert [each.index("message: Hi") for each in lines] == [start + shift for shift in (1, -3, 0)]
 
 
 def test_a_thread_is_shown_though_its_name_is_like_a_checkpoint(run, tmp_path):

@@ -2,6 +2,9 @@ from urllib.parse import quote
 
 import pytest
 
+from treering.core.query import Erasure
+from treering.threads.checkpoint import by_id
+
 
 @pytest.fixture
 def alice(client):
@@ -19,6 +22,32 @@ def test_a_thread_is_saved_and_loaded(client, alice):
     assert loaded["checkpoint"]["step"] == 2
     (line,) = client.get("/threads").json()["threads"]
     assert (line["id"], line["head"]) == ("support/alice", loaded["checkpoint"]["id"])
+
+
+def test_the_list_tells_what_was_said_last_and_what_it_cost(client, alice, store):
+    with store.run(thread="support/alice", agent="support") as run:
+        run.message("assistant", "Done", usage={"input": 100}, cost="0.25", currency="EUR")
+    store.flush()
+    store.thread("waiting").checkpoint(messages=["May I?"], pending_interrupt={"payload": "pay"})
+    waiting, line = client.get("/threads").json()["threads"]
+    assert line["last_message"] == {"role": "user", "text": "Thanks."}
+    assert (line["message_count"], line["is_pending"], line["tokens"]) == (3, False, 100)
+    assert line["cost"] == [{"currency": "EUR", "amount": 0.25}]
+    assert waiting["is_pending"]
+    (found,) = client.get("/threads?containing=AIT").json()["threads"]
+    assert found["id"] == "waiting"
+    history = client.get(f"{alice}/history").json()["checkpoints"]
+    assert [each["last_message"]["text"] for each in history] == ["Thanks.", "Here.", "Where is my refund?"]
+
+
+def test_a_thread_that_cannot_be_read_is_listed_as_damaged(client, store):
+    for name in ("support/alice", "fine"):
+        store.thread(name).append("Hi")
+    head = store.thread("support/alice").head
+    (row,) = store.engine.scan(store.space, by_id(head.id)).records
+    store.engine.erase(store.space, Erasure(event_seqs=(row.seq,)))
+    listed = client.get("/threads").json()["threads"]
+    assert {each["id"]: each["is_damaged"] for each in listed} == {"support/alice": True, "fine": False}
 
 
 def test_only_the_tail_is_shown_when_asked(client, alice):

@@ -132,7 +132,7 @@ def at_top(page, gallery):
     page.goto(f"{gallery}/ui/#/threads/gallery")
     page.locator(".said").first.wait_for()
     page.locator(".inspector .rows").evaluate("e => { e.scrollTop = 0 }")
-    page.get_by_text("Refund for 4711").wait_for()
+    page.locator(".heading").get_by_text("Refund for 4711").wait_for()
 
 
 def test_markdown_is_rendered_and_nothing_in_it_is_run(page, gallery):

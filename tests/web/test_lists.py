@@ -71,9 +71,9 @@ def test_slash_goes_to_the_search_and_typing_stays_there(page, sample_url):
     page.goto(f"{sample_url}/ui/#/threads")
     page.get_by_text("support/alice-bolder").wait_for()
     page.keyboard.press("/")
-    page.keyboard.type("research/")
+    page.keyboard.type("SEARCH/")
     expect(page.locator(".threads-table [role=listitem]")).to_have_count(1)
-    expect(page).to_have_url(re.compile("prefix=research"))
+    expect(page).to_have_url(re.compile("containing=SEARCH"))
 
 
 def test_the_theme_is_toggled_and_remembered(page, sample_url):

@@ -58,6 +58,13 @@ def one_line(text: str, limit: int = _LINE) -> str:
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
+def said(message: Any, limit: int = _LINE) -> str:
+    """Return who says a message, and the beginning of what it says on one line."""
+    from treering.runs.messages import preview
+
+    return f"{speaker(message)}: {clean(preview(message, limit))}"
+
+
 def when(iso: str) -> str:
     """Format a time for people, to the second, in UTC."""
     return iso[:19].replace("T", " ")
@@ -74,16 +81,8 @@ def summary(checkpoint: CheckpointRecord) -> dict[str, Any]:
         "created_at": checkpoint.created_at,
         "note": checkpoint.note,
         "tags": list(checkpoint.tags),
-        "message_count": message_count(checkpoint),
+        "message_count": checkpoint.message_count,
         "pending_interrupt": raw(checkpoint.pending_interrupt),
         "metadata": raw(checkpoint.metadata),
         "snapshot": checkpoint.snapshot,
     }
-
-
-def message_count(checkpoint: CheckpointRecord) -> int:
-    """Return how many messages the conversation has at a checkpoint."""
-    from treering.threads.checkpoint import MESSAGES
-
-    stretch = checkpoint.lists.get(MESSAGES)
-    return 0 if stretch is None else stretch.length

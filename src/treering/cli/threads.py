@@ -17,10 +17,10 @@ from treering.cli.console import clean, plain, rows, say, show
 from treering.cli.options import JsonOption, StorePlace, UserNamespaceOption, takes_store
 from treering.cli.render import (
     as_json,
-    message_count,
     one_line,
     pasteable,
     raw,
+    said,
     speaker,
     summary,
     when,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from treering.store import Store
     from treering.threads.checkpoint import Checkpoint, CheckpointRecord
     from treering.threads.diff import Difference
-    from treering.threads.directory import Finder, ThreadInfo
+    from treering.threads.directory import Finder, ThreadSummary
     from treering.threads.thread import Thread
     from treering.threads.transcripts import TranscriptEvent
     from treering.threads.tree import ThreadTree
@@ -68,7 +68,7 @@ def checkpoint_lines(checkpoint: Checkpoint, messages: list[Any], state: dict[st
     for name, prefix in record.lists.items():
         if name != "messages":
             yield f"  {clean(name):<10}  {prefix.length} items"
-    count = message_count(record)
+    count = record.message_count
     yield typer.style(f"messages ({count})", bold=True)
     if count > len(messages):
         yield f"  ... {count - len(messages)} earlier ones (--last 0 shows all)"
@@ -142,47 +142,71 @@ def threads(
         str | None, typer.Option(metavar="NAME", help="Show only the threads of this namespace [all].")
     ] = None,
     prefix: Annotated[str, typer.Option(metavar="TEXT", help="Show only ids with this prefix.")] = "",
+    containing: Annotated[
+        str, typer.Option("--containing", "-c", metavar="TEXT", help="Show only ids that contain this text.")
+    ] = "",
     limit: Annotated[
         int, typer.Option(metavar="N", min=0, help="Maximum number of threads, newest first; 0 for all.")
     ] = 50,
     as_json: JsonOption = False,
 ) -> None:
-    """List threads, newest first."""
+    """List threads, newest first, with their last message and cost."""
     from itertools import islice
 
+    from treering.runs.cost import format_cost
+    from treering.threads.directory import summarize
+
     with place.existing() as opened:
-        found = opened.threads(namespace=user_namespace, prefix=prefix)
+        found = opened.threads(namespace=user_namespace, prefix=prefix, containing=containing)
         shown = list(islice(found, limit or None))
         more = sum(1 for _ in found)
-        heads = [_head_of(opened, each) for each in shown]
-    listed = [
-        {
-            "id": each.id,
-            "namespace": each.namespace,
-            "step": each.step,
-            "message_count": None if head is None else message_count(head),
-            "created_at": each.created_at,
-            "updated_at": each.updated_at,
-            "head": each.head,
-            "note": None if head is None else head.note,
-            "tags": [] if head is None else list(head.tags),
-            "pending_interrupt": raw(None if head is None else head.pending_interrupt),
-            "damaged": head is None,
-        }
-        for each, head in zip(shown, heads, strict=True)
-    ]
-    table = [["THREAD", "NAMESPACE", "STEP", "MESSAGES", "UPDATED", "NOTE"]]
-    for each, head in zip(shown, heads, strict=True):
-        count = "?" if head is None else f"{message_count(head)}"
-        row = [each.id, each.namespace, f"{each.step}", count, when(each.updated_at), _remark(head)]
-        table.append([*map(clean, row)])
-    lines = rows(table) if listed else [f"no threads{' that begin like this' if prefix else ''} yet"]
+        summaries = summarize(opened.engine, opened.space, shown)
+    listed: list[dict[str, Any]] = []
+    table = [["THREAD", "NAMESPACE", "STEP", "MESSAGES", "COST", "UPDATED", "LAST MESSAGE"]]
+    for each in summaries:
+        info, head = each.info, each.head
+        listed.append(
+            {
+                "id": info.id,
+                "namespace": info.namespace,
+                "step": info.step,
+                "message_count": None if head is None else head.message_count,
+                "last_message": raw(each.last_message),
+                "tokens": each.cost.tokens,
+                "cost": {name: float(amount) for name, amount in each.cost.amounts.items()},
+                "created_at": info.created_at,
+                "updated_at": info.updated_at,
+                "head": info.head,
+                "note": None if head is None else head.note,
+                "tags": [] if head is None else list(head.tags),
+                "pending_interrupt": raw(None if head is None else head.pending_interrupt),
+                "damaged": head is None,
+            }
+        )
+        count = "?" if head is None else f"{head.message_count}"
+        cost = format_cost(each.cost) if each.cost.tokens or each.cost.nanos else ""
+        row = [info.id, info.namespace, f"{info.step}", count, cost, when(info.updated_at)]
+        table.append([*map(clean, row), _newest(each)])
+    is_filtered = bool(prefix or containing)
+    lines = rows(table) if listed else ["no matching threads" if is_filtered else "no threads yet"]
     show(listed, lines, as_json=as_json)
     if more and not as_json:
         say(f"... and {more} older (--limit 0 lists all)")
-    if None in heads:
-        say(f"{heads.count(None)} threads cannot be read; run `treering verify`, then restore from a backup")
+    damaged = sum(each.head is None for each in summaries)
+    if damaged:
+        say(f"{damaged} threads cannot be read; run `treering verify`, then restore from a backup")
         raise typer.Exit(_DAMAGED)
+
+
+def _newest(thread: ThreadSummary) -> str:
+    """Return the last column of a thread: what it waits for, or what was said last."""
+    if thread.head is None:
+        return "damaged"
+    if thread.head.pending_interrupt is not None:
+        return f"pending approval: {_asked(thread.head.pending_interrupt)}"
+    if thread.last_message is not None:
+        return said(thread.last_message)
+    return one_line(clean(thread.head.note or ""))
 
 
 @takes_store
@@ -540,23 +564,6 @@ def delete(
     show(result, lines, as_json=as_json)
 
 
-def _head_of(opened: Store, thread: ThreadInfo) -> CheckpointRecord | None:
-    """Return the newest checkpoint of a thread; ``None`` if it is damaged, so others are still shown."""
-    from treering.errors import Corrupt, NotFound
-    from treering.threads.history import Journal
-
-    try:
-        return Journal(opened.engine, opened.space, thread.namespace).by_id(thread.head)
-    except (Corrupt, NotFound):
-        return None
-
-
-def _remark(head: CheckpointRecord | None) -> str:
-    if head is None:
-        return "damaged"
-    return "pending approval" if head.pending_interrupt is not None else one_line(head.note or "", 40)
-
-
 def _finder(opened: Store, user_namespace: str) -> Finder:
     from treering.threads.directory import Finder
 
@@ -615,10 +622,11 @@ def draw(store: Store, growth: ThreadTree) -> None:
 class _Drawing:
     def __init__(self, store: Store, growth: ThreadTree) -> None:
         from treering.core.ids import short_ids
+        from treering.threads.checkpoint import last_messages
 
-        self._store = store
         self._growth = growth
         self._short = short_ids(each.id for each in growth.checkpoints)
+        self._last = last_messages(store.engine, store.space, growth.checkpoints)
         self._children: dict[str | None, list[CheckpointRecord]] = {}
         for each in reversed(growth.checkpoints):
             parent = each.parent if each.parent in self._short else None
@@ -703,15 +711,10 @@ class _Drawing:
         return label
 
     def _preview(self, checkpoint: CheckpointRecord) -> str:
-        count = message_count(checkpoint)
-        if not count:
-            return "no messages"
-        (last,) = (
-            self._store.thread(checkpoint.thread, checkpoint.namespace or None)
-            .at(checkpoint.id)
-            .last_messages(1)
-        )
-        return f"{speaker(last)}: {one_line(words(last))}"
+        last = self._last.get(checkpoint.id)
+        if last is not None:
+            return said(last)
+        return "a message that cannot be read" if checkpoint.message_count else "no messages"
 
 
 def _title(growth: ThreadTree) -> Text:

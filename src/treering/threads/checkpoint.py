@@ -23,7 +23,7 @@ registers the one extension that there is, so every process that opens a store h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeGuard, TypeVar, cast
@@ -119,6 +119,12 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     def created_at(self) -> str:
         """ISO 8601 with offset."""
         return to_iso(self.created_at_us)
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages of the whole conversation up to here."""
+        prefix = self.lists.get(MESSAGES)
+        return 0 if prefix is None else prefix.length
 
     def has(self, tags: set[str], metadata: Mapping[str, Any]) -> bool:
         """Whether it has all of these tags, and these values in its metadata."""
@@ -219,8 +225,7 @@ class Checkpoint:
     @property
     def message_count(self) -> int:
         """The number of messages of the whole conversation up to here, without reading them."""
-        prefix = self.record.lists.get(MESSAGES)
-        return 0 if prefix is None else prefix.length
+        return self.record.message_count
 
     @property
     def list_names(self) -> tuple[str, ...]:
@@ -638,6 +643,7 @@ def _put(draft: Draft, previous: Value | None, content: Content, scope: str) -> 
 
 
 _LIST_PAGE: Final = 1000
+_MAX_GAP: Final = 4
 
 
 def read_list(engine: Engine, space: str, prefix: ListPrefix, *, last: int | None = None) -> list[Any]:
@@ -654,6 +660,39 @@ def read_list(engine: Engine, space: str, prefix: ListPrefix, *, last: int | Non
             raise incomplete_list(prefix, f"{stop - first - len(contents)} of its items are not stored")
         items += decode_all(contents)
     return items
+
+
+def last_messages(engine: Engine, space: str, checkpoints: Iterable[CheckpointRecord]) -> dict[str, Any]:
+    """Return the last message of each checkpoint that has one and whose message can be read, by its id.
+
+    Checkpoints of one conversation share a list, of which each range that they cover is read once.
+    """
+    wanted: dict[str, dict[int, list[str]]] = {}
+    for each in checkpoints:
+        prefix = each.lists.get(MESSAGES)
+        if prefix is not None and prefix.length:
+            wanted.setdefault(prefix.list, {}).setdefault(prefix.length - 1, []).append(each.id)
+    found: dict[str, Any] = {}
+    for list_id, places in wanted.items():
+        for start, stop in _ranges(sorted(places)):
+            try:
+                messages = decode_all(engine.read_list(space, list_id, start, stop))
+            except (Corrupt, NotFound):
+                continue
+            for place, message in zip(range(start, stop), messages, strict=False):
+                found.update(dict.fromkeys(places.get(place, ()), message))
+    return found
+
+
+def _ranges(places: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield ranges that cover these sorted places, with small gaps only."""
+    start = last = places[0]
+    for place in places[1:]:
+        if place - last > _MAX_GAP:
+            yield start, last + 1
+            start = place
+        last = place
+    yield start, last + 1
 
 
 def incomplete_list(prefix: ListPrefix, problem: str) -> Corrupt:

@@ -8,19 +8,22 @@ contain an ``@``: the whole text is tried as a thread before it is split.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from treering.core.clock import to_iso
 from treering.core.query import each_ref
 from treering.errors import NotFound
-from treering.threads.checkpoint import PREFIX, CheckpointRecord
-from treering.threads.history import Journal, find_by_beginning, find_position
+from treering.runs.cost import Cost, Costs
+from treering.threads.checkpoint import PREFIX, CheckpointRecord, last_messages
+from treering.threads.history import Journal, find_by_beginning, find_position, read_heads
 from treering.threads.hooks import check_text
 from treering.threads.writer import HEADS, head_ref, heads_prefix, read_head
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from treering.core.engine import Engine
     from treering.core.records import Ref
 
@@ -53,18 +56,53 @@ class ThreadInfo(msgspec.Struct, frozen=True, kw_only=True):
         return to_iso(self.updated_at_us)
 
 
-def list_threads(engine: Engine, space: str, *, namespace: str | None, prefix: str) -> list[ThreadInfo]:
-    """List the threads of a namespace (``None``: of all), newest first."""
+class ThreadSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a list shows of a thread besides its head's position.
+
+    ``head`` is its newest checkpoint, ``None`` if that cannot be read. ``last_message`` is as it was saved.
+    """
+
+    info: ThreadInfo
+    head: CheckpointRecord | None
+    last_message: Any
+    cost: Cost
+
+
+def list_threads(
+    engine: Engine, space: str, *, namespace: str | None, prefix: str = "", containing: str = ""
+) -> list[ThreadInfo]:
+    """List the threads of a namespace (``None``: of all), newest first.
+
+    ``containing`` selects ids that have this text anywhere, in any case.
+    """
     check_text("prefix", prefix)
+    check_text("containing", containing)
     if namespace is not None:
         check_text("namespace", namespace)
     refs = each_ref(engine, space, HEADS if namespace is None else heads_prefix(namespace) + prefix)
     threads = (_info(ref) for ref in refs)
+    part = containing.casefold()
     return sorted(
-        (each for each in threads if each.id.startswith(prefix)),
+        (each for each in threads if each.id.startswith(prefix) and part in each.id.casefold()),
         key=lambda each: each.sort_key,
         reverse=True,
     )
+
+
+def summarize(engine: Engine, space: str, threads: Sequence[ThreadInfo]) -> list[ThreadSummary]:
+    """Return what a list shows of these threads: newest checkpoint, last message and cost."""
+    heads = read_heads(engine, space, [each.head for each in threads])
+    messages = last_messages(engine, space, heads.values())
+    costs = Costs(engine, space)
+    return [
+        ThreadSummary(
+            info=each,
+            head=heads.get(each.head),
+            last_message=messages.get(each.head),
+            cost=costs.of_thread(each.id, namespace=each.namespace).total,
+        )
+        for each in threads
+    ]
 
 
 def thread_info(engine: Engine, space: str, thread_id: str, namespace: str) -> ThreadInfo | None:

@@ -135,6 +135,18 @@ def find_by_beginning(
     return found[match]
 
 
+def read_heads(engine: Engine, space: str, ids: Iterable[str]) -> dict[str, CheckpointRecord]:
+    """Return these checkpoints by their ids, without those that are lost or cannot be read."""
+    revisions = Revisions(engine, space)
+    found: dict[str, CheckpointRecord] = {}
+    for record in _records_by_id(engine, space, ids):
+        try:
+            found[record.event.id] = revisions.read(record)
+        except Corrupt:
+            continue
+    return found
+
+
 def dropped_by(engine: Engine, space: str, record: Record) -> list[str]:
     """Return the checkpoints that an event of retention lists as dropped."""
     body = record.event.body
@@ -366,18 +378,20 @@ def _discard_removed(engine: Engine, space: str, orphans: dict[str, list[_Orphan
 
 def _stored(engine: Engine, space: str, ids: Iterable[str]) -> set[str]:
     """Return those of these checkpoints that are stored."""
+    return {record.event.id for record in _records_by_id(engine, space, ids)}
+
+
+def _records_by_id(engine: Engine, space: str, ids: Iterable[str]) -> Iterator[Record]:
+    """Iterate over the first rows of those of these checkpoints that are stored."""
     by_day: dict[int, list[str]] = {}
     for each in ids:
         try:
             by_day.setdefault(day_of(created_at_us(each)), []).append(each)
         except InvalidInput:  # nothing can be stored under that name
             continue
-    found: set[str] = set()
     for of_a_day in by_day.values():
         for start in range(0, len(of_a_day), _IDS_PER_QUERY):
-            some = by_id(*of_a_day[start : start + _IDS_PER_QUERY])
-            found.update(record.event.id for record in each_record(engine, space, some))
-    return found
+            yield from each_record(engine, space, by_id(*of_a_day[start : start + _IDS_PER_QUERY]))
 
 
 def _problem(where: str, what: str) -> Problem:

@@ -114,6 +114,23 @@ export interface ThreadLine {
   updated_at: string;
 }
 
+/** The beginning of a message on one line. */
+export interface Said {
+  role: string;
+  text: string;
+}
+
+export interface ThreadOverview extends ThreadLine {
+  message_count: number;
+  last_message: Said | null;
+  note: string | null;
+  is_pending: boolean;
+  is_damaged: boolean;
+  tokens: number;
+  cost: Amount[];
+  unpriced_tokens: number;
+}
+
 export interface Interrupt {
   id: string;
   payload: unknown;
@@ -131,6 +148,7 @@ export interface CheckpointSummary {
   metadata: Record<string, unknown>;
   pending_interrupt: Interrupt | null;
   message_count: number;
+  last_message: Said | null;
   snapshot: string | null;
 }
 

@@ -4,6 +4,7 @@ import { useState } from "preact/hooks";
 
 import { ago, brief, stamp } from "../base/format";
 import { href, type Query } from "../base/route";
+import type { Said } from "../base/shapes";
 
 const WORDS: Record<string, string> = { ok: "ok", error: "error", running: "running", crashed: "crashed" };
 
@@ -21,6 +22,15 @@ export function Status({ status }: { status: string | null | undefined }) {
         {kind === "running" && <path d="M8 4.6a3.4 3.4 0 0 1 3.4 3.4" />}
       </svg>
       {word}
+    </span>
+  );
+}
+
+/** The beginning of a message: who says it, and what. */
+export function SaidLine({ said }: { said: Said }) {
+  return (
+    <span class="snippet" title={said.text}>
+      <b>{said.role}</b> {said.text}
     </span>
   );
 }

@@ -2,37 +2,37 @@
 import { useState } from "preact/hooks";
 
 import { at } from "../base/api";
-import { exact, stamp } from "../base/format";
+import { exact, moneys, stamp } from "../base/format";
 import { useChanges } from "../base/live";
 import { usePages } from "../base/query";
 import { go, href, route, select } from "../base/route";
-import type { ThreadLine } from "../base/shapes";
-import { Head, Id, Time } from "../ui/bits";
+import type { ThreadOverview } from "../base/shapes";
+import { Head, SaidLine, Time } from "../ui/bits";
 import { Rows } from "../ui/rows";
 import { Search } from "../ui/search";
 import { Answer, Empty } from "../ui/states";
 
-const nameOf = (thread: ThreadLine) => `${thread.namespace}\n${thread.id}`;
+const nameOf = (thread: ThreadOverview) => `${thread.namespace}\n${thread.id}`;
 
 export function Threads() {
-  const prefix = route.value.query["prefix"] ?? "";
-  const listed = usePages<ThreadLine>(at(["threads"], { prefix, limit: 200 }), "threads", nameOf);
+  const containing = route.value.query["containing"] ?? "";
+  const listed = usePages<ThreadOverview>(at(["threads"], { containing, limit: 100 }), "threads", nameOf);
   const [place, setPlace] = useState(0);
   useChanges((event) => event.kind === "checkpoint" || event.kind === "rewind", listed.reload, 1000);
-  const open = (thread: ThreadLine) => go(["threads", thread.id], { namespace: thread.namespace });
+  const open = (thread: ThreadOverview) => go(["threads", thread.id], { namespace: thread.namespace });
   return (
     <div class="view">
       <Head
         title="Threads"
-        aside={<Search label="Filter by prefix" value={prefix} onChange={(text) => select({ prefix: text })} />}
+        aside={<Search label="Filter by id" value={containing} onChange={(text) => select({ containing: text })} />}
       >
         <p class="muted">Conversations and their state. Any checkpoint can be restored or forked.</p>
       </Head>
       <Answer asked={listed} what="Loading threads">
         {(threads) =>
           threads.length === 0 ? (
-            prefix ? (
-              <Empty title={`No threads match “${prefix}”`}>
+            containing ? (
+              <Empty title={`No thread id contains “${containing}”`}>
                 <a href="#/threads">Show all</a>
               </Empty>
             ) : (
@@ -44,9 +44,9 @@ export function Threads() {
             <div class="table threads-table">
               <div class="table-head" aria-hidden="true">
                 <span>thread</span>
-                <span>namespace</span>
-                <span class="number">steps</span>
-                <span>head</span>
+                <span>last message</span>
+                <span class="number">messages</span>
+                <span class="number">cost</span>
                 <span>changed</span>
               </div>
               <Rows
@@ -60,10 +60,13 @@ export function Threads() {
                 onEnd={listed.more}
                 row={(thread) => (
                   <a class="line" href={href(["threads", thread.id], { namespace: thread.namespace })}>
-                    <strong>{thread.id}</strong>
-                    <span class="muted">{thread.namespace || "–"}</span>
-                    <span class="number">{exact(thread.step + 1)}</span>
-                    <Id id={thread.head} />
+                    <span class="two" title={thread.id}>
+                      <strong>{thread.id}</strong>
+                      {thread.namespace && <span class="muted small">{thread.namespace}</span>}
+                    </span>
+                    <Newest thread={thread} />
+                    <span class="number">{exact(thread.message_count)}</span>
+                    <span class="number">{moneys(thread.cost)}</span>
                     <span class="muted" title={stamp(thread.updated_at)}>
                       <Time at={thread.updated_at} />
                     </span>
@@ -75,5 +78,16 @@ export function Threads() {
         }
       </Answer>
     </div>
+  );
+}
+
+/** What a thread waits for, or what was said last. */
+function Newest({ thread }: { thread: ThreadOverview }) {
+  if (thread.is_damaged) return <span class="tag removed">damaged</span>;
+  return (
+    <span class="newest">
+      {thread.is_pending && <span class="tag warn">pending approval</span>}
+      {thread.last_message ? <SaidLine said={thread.last_message} /> : <span class="muted cut">{thread.note ?? ""}</span>}
+    </span>
   );
 }

@@ -446,7 +446,7 @@ def _run_line(store: Store, info: RunInfo) -> RunLine:
         info,
         tokens=total.tokens,
         usage=total.usage,
-        cost=_money(total.nanos),
+        cost=money(total.nanos),
         unpriced_tokens=total.unpriced_tokens,
         events=total.events,
         errors=total.errors,
@@ -497,7 +497,7 @@ def _span_content(found: RecordContent, *, readable: bool) -> SpanContent:
     return msgspec.structs.replace(content, readable_input=read_messages(found.input), readable_output=shown)
 
 
-def _money(nanos: dict[str, int]) -> tuple[Money, ...]:
+def money(nanos: dict[str, int]) -> tuple[Money, ...]:
     """Return nano-units by currency as amounts."""
     return tuple(
         Money(currency=currency, amount=float(from_nanos(each))) for currency, each in sorted(nanos.items())
@@ -529,11 +529,11 @@ def _cost_line(cost: Cost, by: CostBy) -> CostLine:
         key=None if key is None else str(key),
         usage=cost.usage,
         tokens=cost.tokens,
-        cost=_money(cost.nanos),
+        cost=money(cost.nanos),
         events=cost.events,
         errors=cost.errors,
         unpriced_tokens=cost.unpriced_tokens,
         unpriced_events=cost.unpriced_events,
-        unconverted=_money(cost.unconverted),
+        unconverted=money(cost.unconverted),
         rates=tuple(msgspec.to_builtins(each, str_keys=True) for each in cost.rates),
     )

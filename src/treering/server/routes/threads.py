@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -12,15 +12,19 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from treering.core.clock import to_iso
 from treering.effects.effects import Effect
 from treering.errors import InvalidInput, NotFound
-from treering.runs.messages import ReadMessage, read_message
+from treering.runs.messages import ReadMessage, preview, read_message
 from treering.server.endpoints import Call, endpoint
-from treering.threads.checkpoint import Checkpoint, CheckpointRecord
+from treering.server.routes.runs import Money, money
+from treering.threads.checkpoint import Checkpoint, CheckpointRecord, last_messages
 from treering.threads.diff import Difference
-from treering.threads.directory import ThreadInfo, thread_info
+from treering.threads.directory import ThreadInfo, summarize, thread_info
 from treering.threads.removal import Cleaned
 from treering.threads.thread import Actions, Thread
 from treering.threads.transcripts import Role, Transcript, TranscriptEvent
 from treering.threads.tree import read_tree
+
+if TYPE_CHECKING:
+    from treering.store import Store
 
 # -----------------------------------------------------------------------------------------------------------
 # What goes in and comes out of the routes of threads, and how it is made of the views' own records.
@@ -38,16 +42,24 @@ class Where(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ThreadsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Filter threads by id prefix and namespace (default: every namespace)."""
+    """Filter threads by id prefix, text in the id, and namespace (default: every namespace)."""
 
     prefix: str = ""
+    containing: str = ""
     namespace: str | None = None
     limit: Limit = 50
     cursor: str | None = None
 
 
+class Said(Struct, frozen=True, kw_only=True):
+    """The beginning of a message on one line, and who says it."""
+
+    role: str
+    text: str
+
+
 class ThreadLine(Struct, frozen=True, kw_only=True):
-    """A thread in a list."""
+    """A thread, as its head describes it."""
 
     id: str
     namespace: str
@@ -57,10 +69,23 @@ class ThreadLine(Struct, frozen=True, kw_only=True):
     updated_at: str
 
 
+class ThreadOverview(ThreadLine, frozen=True, kw_only=True):
+    """A thread in a list; ``is_damaged`` if its newest checkpoint cannot be read."""
+
+    message_count: int
+    last_message: Said | None
+    note: str | None
+    is_pending: bool
+    is_damaged: bool
+    tokens: int
+    cost: tuple[Money, ...]
+    unpriced_tokens: int
+
+
 class ThreadList(Struct, frozen=True, kw_only=True):
     """Threads, last changed first."""
 
-    threads: tuple[ThreadLine, ...]
+    threads: tuple[ThreadOverview, ...]
     total: int
     next_cursor: str | None
 
@@ -79,6 +104,7 @@ class CheckpointSummary(Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any]
     pending_interrupt: Any
     message_count: int
+    last_message: Said | None
     snapshot: str | None
 
 
@@ -263,9 +289,36 @@ def thread_line(info: ThreadInfo) -> ThreadLine:
     )
 
 
-def checkpoint_line(checkpoint: CheckpointRecord) -> CheckpointSummary:
-    """Return a checkpoint as an item of a list."""
-    messages = checkpoint.lists.get("messages")
+def overviews(store: Store, threads: Sequence[ThreadInfo]) -> tuple[ThreadOverview, ...]:
+    """Return threads as items of a list, with their newest checkpoint, last message and cost."""
+    return tuple(
+        ThreadOverview(
+            **msgspec.structs.asdict(thread_line(each.info)),
+            message_count=0 if each.head is None else each.head.message_count,
+            last_message=_said(each.last_message),
+            note=None if each.head is None else each.head.note,
+            is_pending=each.head is not None and each.head.pending_interrupt is not None,
+            is_damaged=each.head is None,
+            tokens=each.cost.tokens,
+            cost=money(each.cost.nanos),
+            unpriced_tokens=each.cost.unpriced_tokens,
+        )
+        for each in summarize(store.engine, store.space, threads)
+    )
+
+
+def _said(message: Any) -> Said | None:
+    return None if message is None else Said(role=read_message(message).role, text=preview(message))
+
+
+def checkpoint_lines(store: Store, checkpoints: Sequence[CheckpointRecord]) -> tuple[CheckpointSummary, ...]:
+    """Return checkpoints as items of a list, each with its last message."""
+    messages = last_messages(store.engine, store.space, checkpoints)
+    return tuple(checkpoint_line(each, messages.get(each.id)) for each in checkpoints)
+
+
+def checkpoint_line(checkpoint: CheckpointRecord, last_message: Any = None) -> CheckpointSummary:
+    """Return a checkpoint without its content, given its last message."""
     return CheckpointSummary(
         id=checkpoint.id,
         thread=checkpoint.thread,
@@ -277,7 +330,8 @@ def checkpoint_line(checkpoint: CheckpointRecord) -> CheckpointSummary:
         tags=tuple(checkpoint.tags),
         metadata=checkpoint.metadata,
         pending_interrupt=checkpoint.pending_interrupt,
-        message_count=0 if messages is None else messages.length,
+        message_count=checkpoint.message_count,
+        last_message=_said(last_message),
         snapshot=checkpoint.snapshot,
     )
 
@@ -286,7 +340,7 @@ def checkpoint_content(checkpoint: Checkpoint, query: ContentQuery) -> Checkpoin
     """Return a checkpoint with its content, as much of it as was asked for."""
     messages = checkpoint.messages if query.last is None else checkpoint.last_messages(query.last)
     return CheckpointContent(
-        checkpoint=checkpoint_line(checkpoint.record),
+        checkpoint=checkpoint_line(checkpoint.record, messages[-1] if messages else None),
         messages=messages,
         readable=list(map(read_message, messages)) if query.readable else None,
         first_message=checkpoint.message_count - len(messages),
@@ -302,7 +356,9 @@ def checkpoint_content(checkpoint: Checkpoint, query: ContentQuery) -> Checkpoin
 def list_threads(call: Call[ThreadsQuery, None]) -> ThreadList:
     """List threads, last changed first. A thread that changes between two pages moves to the front."""
     query = call.query
-    found = list(call.store.threads(namespace=query.namespace, prefix=query.prefix))
+    found = list(
+        call.store.threads(namespace=query.namespace, prefix=query.prefix, containing=query.containing)
+    )
     if query.cursor is None:
         rest = found
     else:
@@ -310,7 +366,7 @@ def list_threads(call: Call[ThreadsQuery, None]) -> ThreadList:
         rest = [each for each in found if each.sort_key < behind]
     page = rest[: query.limit]
     return ThreadList(
-        threads=tuple(map(thread_line, page)),
+        threads=overviews(call.store, page),
         total=len(found),
         next_cursor=_cursor(page[-1]) if len(page) < len(rest) else None,
     )
@@ -333,7 +389,7 @@ def get_history(call: Call[HistoryQuery, None]) -> History:
     )
     shown = found[: query.limit]
     return History(
-        checkpoints=tuple(checkpoint_line(each.record) for each in shown),
+        checkpoints=checkpoint_lines(call.store, [each.record for each in shown]),
         next_cursor=shown[-1].id if len(found) > query.limit else None,
     )
 
@@ -347,7 +403,7 @@ def get_lineage(call: Call[LineageQuery, None]) -> Lineage:
     )
     return Lineage(
         thread=thread_line(found.thread),
-        checkpoints=tuple(map(checkpoint_line, found.checkpoints)),
+        checkpoints=checkpoint_lines(call.store, found.checkpoints),
         line=tuple(sorted(found.line)),
         rewinds=tuple(RewindLine(at=each.at, before=each.before, to=each.to) for each in found.rewinds),
         forks=tuple(

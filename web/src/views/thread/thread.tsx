@@ -8,7 +8,7 @@ import { useKeys } from "../../base/keys";
 import { useChanges } from "../../base/live";
 import { asProblem } from "../../base/query";
 import { go, href, route, select } from "../../base/route";
-import { Crumb, Head, Tags, Time } from "../../ui/bits";
+import { Crumb, Head, SaidLine, Tags, Time } from "../../ui/bits";
 import { Rows } from "../../ui/rows";
 import { Alone, Failure, StaleNotice, Loading } from "../../ui/states";
 import { grow, type Grown, type Node } from "./growth";
@@ -135,7 +135,12 @@ function CheckpointRow({ node, onSelect }: { node: Node; onSelect: (node: Node) 
       <span class="step">{checkpoint.step}</span>
       <i class="knot" aria-hidden="true" />
       <span class="checkpoint-note">
-        {checkpoint.note ?? <span class="muted">{plural(checkpoint.message_count, "message")}</span>}
+        {checkpoint.note ??
+          (checkpoint.last_message ? (
+            <SaidLine said={checkpoint.last_message} />
+          ) : (
+            <span class="muted">{plural(checkpoint.message_count, "message")}</span>
+          ))}
       </span>
       {!node.isOnLine && <span class="tag">abandoned</span>}
       <Tags tags={checkpoint.tags} />
