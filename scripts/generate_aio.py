@@ -61,7 +61,7 @@ TWINS: Final = (
         module="treering.threads.checkpoint",
         name="Checkpoint",
         twin="AsyncCheckpoint",
-        reads=frozenset({"messages", "state"}),
+        reads=frozenset({"compactions", "messages", "state"}),
     ),
     Twin(module="treering.runs.listing", name="Runs", twin="AsyncRuns"),
     Twin(module="treering.runs.timeline", name="Timeline", twin="AsyncTimeline"),

@@ -66,6 +66,7 @@ from treering.store import Store
 from treering.threads.chat_ids import ChatId, TaskId
 from treering.threads.chats import Chat, ChatLine, ChatLog
 from treering.threads.checkpoint import Checkpoint
+from treering.threads.compaction import Compaction, CompactView, Summary, Tokenizer, View
 from treering.threads.diff import Changes, Difference
 from treering.threads.directory import ThreadInfo
 from treering.threads.hooks import Hooks
@@ -458,6 +459,40 @@ class AsyncThread:
             await self._bridge.call(self._thread.shorten, length, metadata=metadata, note=note), self._bridge
         )
 
+    async def compact(
+        self,
+        summary: str | Summary | Mapping[str, Any] | Sequence[Any] | Callable[[list[Any]], Any],
+        *,
+        keep_last: int | None = None,
+        upto: int | None = None,
+        model: str | None = None,
+        usage: Mapping[str, Any] | None = None,
+        cost: Decimal | float | str | None = None,
+        tokenizer: Tokenizer = None,
+        note: str | None = None,
+    ) -> AsyncCheckpoint:
+        """Async twin of `Thread.compact`."""
+        return AsyncCheckpoint(
+            await self._bridge.call(
+                self._thread.compact,
+                summary,
+                keep_last=keep_last,
+                upto=upto,
+                model=model,
+                usage=usage,
+                cost=cost,
+                tokenizer=tokenizer,
+                note=note,
+            ),
+            self._bridge,
+        )
+
+    async def uncompact(self, *, everything: bool = False, note: str | None = None) -> AsyncCheckpoint:
+        """Async twin of `Thread.uncompact`."""
+        return AsyncCheckpoint(
+            await self._bridge.call(self._thread.uncompact, everything=everything, note=note), self._bridge
+        )
+
     async def interrupt(
         self, payload: Any, *, interrupt_id: str | None = None, note: str | None = None
     ) -> AsyncCheckpoint:
@@ -542,15 +577,39 @@ class AsyncThread:
             else AsyncCheckpoint(found, self._bridge)
         )
 
-    async def load(self, *, last: int | None = None) -> AsyncCheckpoint:
+    async def load(
+        self,
+        *,
+        last: int | None = None,
+        view: View = "full",
+        budget_tokens: int | None = None,
+        tokenizer: Tokenizer = None,
+    ) -> AsyncCheckpoint:
         """Async twin of `Thread.load`."""
-        return AsyncCheckpoint(await self._bridge.call(self._thread.load, last=last), self._bridge)
+        return AsyncCheckpoint(
+            await self._bridge.call(
+                self._thread.load, last=last, view=view, budget_tokens=budget_tokens, tokenizer=tokenizer
+            ),
+            self._bridge,
+        )
 
-    async def get(self, *, last: int | None = None) -> AsyncCheckpoint | None:
+    async def get(
+        self,
+        *,
+        last: int | None = None,
+        view: View = "full",
+        budget_tokens: int | None = None,
+        tokenizer: Tokenizer = None,
+    ) -> AsyncCheckpoint | None:
         """Async twin of `Thread.get`."""
         return (
             None
-            if (found := await self._bridge.call(self._thread.get, last=last)) is None
+            if (
+                found := await self._bridge.call(
+                    self._thread.get, last=last, view=view, budget_tokens=budget_tokens, tokenizer=tokenizer
+                )
+            )
+            is None
             else AsyncCheckpoint(found, self._bridge)
         )
 
@@ -807,6 +866,23 @@ class AsyncCheckpoint:
     async def items(self, channel: str, *, last: int | None = None) -> list[Any]:
         """Async twin of `Checkpoint.items`."""
         return await self._bridge.call(self._checkpoint.items, channel, last=last)
+
+    @property
+    def view(self) -> CompactView | None:
+        """Async twin of `Checkpoint.view`."""
+        return self._checkpoint.view
+
+    async def compactions(self) -> list[Compaction]:
+        """Async twin of `Checkpoint.compactions`."""
+        return await self._bridge.call(lambda: self._checkpoint.compactions)
+
+    async def compact_view(
+        self, *, budget_tokens: int | None = None, tokenizer: Tokenizer = None, full: bool = False
+    ) -> CompactView:
+        """Async twin of `Checkpoint.compact_view`."""
+        return await self._bridge.call(
+            self._checkpoint.compact_view, budget_tokens=budget_tokens, tokenizer=tokenizer, full=full
+        )
 
     async def fork(self, new_id: str, *, namespace: str | None = None) -> AsyncThread:
         """Async twin of `Checkpoint.fork`."""

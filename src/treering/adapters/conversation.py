@@ -39,7 +39,7 @@ from treering.threads.checkpoint import (
 )
 from treering.threads.directory import ThreadInfo
 from treering.threads.history import Journal
-from treering.threads.hooks import CheckpointEvent, SaveRequest
+from treering.threads.hooks import COMPACTIONS, CheckpointEvent, SaveRequest
 from treering.threads.line_files import erase_with_files, warn_of_kept_files
 from treering.threads.writer import (
     CheckpointWriter,
@@ -178,10 +178,12 @@ class ConversationThread:
     ) -> NewCheckpoint:
         parent = before.checkpoint if before is not None else None
         lists = dict(parent.lists) if parent is not None else {}
-        lists.pop(MESSAGES, None)
         changes: dict[str, ListChange] = {}
         if request.messages or after is not None:
             changes[MESSAGES] = behind(after, request.messages or [])
+        else:
+            lists.pop(MESSAGES, None)
+            lists.pop(COMPACTIONS, None)
         checkpoint_id, now_us = new_checkpoint_id(_CLOCK)
         stored = parent.state if parent is not None else {}
         return NewCheckpoint(

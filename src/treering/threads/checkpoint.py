@@ -38,7 +38,8 @@ from treering.core.ids import new_id_with_time, parse_scope, short_id, thread_sc
 from treering.core.query import EventQuery, each_record
 from treering.errors import Corrupt, InvalidInput, NotFound, Unsupported
 from treering.runs.span import current_node
-from treering.threads.hooks import check_count
+from treering.threads.compaction import Compaction, CompactView, Tokenizer, compact_view, from_stored
+from treering.threads.hooks import COMPACTIONS, check_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,6 +157,7 @@ class Checkpoint:
         self._last = last
         self._messages: list[Any] | None = None
         self._state: dict[str, Any] | None = None
+        self._view: CompactView | None = None
         self.record = record
 
     def __repr__(self) -> str:
@@ -230,12 +232,14 @@ class Checkpoint:
     @property
     def list_names(self) -> tuple[str, ...]:
         """The names of its list channels; ``messages`` is one of them."""
-        return tuple(self.record.lists)
+        return tuple(name for name in self.record.lists if name != COMPACTIONS)
 
     # Without `cached_property`: until Python 3.11 it has one lock for all checkpoints.
     @property
     def messages(self) -> list[Any]:
-        """The conversation up to here: all of it, or only the end if loaded with ``load(last=...)``."""
+        """The conversation up to here: all of it, the end with ``load(last=...)``, or the view loaded."""
+        if self._view is not None:
+            return self._view.messages
         if self._messages is None:
             self._messages = self.items(MESSAGES, last=self._last)
         return self._messages
@@ -265,6 +269,42 @@ class Checkpoint:
         if prefix is None or last == 0:
             return []
         return self._read(lambda: read_list(self._engine, self._space, prefix, last=last))
+
+    @property
+    def view(self) -> CompactView | None:
+        """What `messages` shows of the conversation, if ``load(view=, budget_tokens=)`` limited it."""
+        return self._view
+
+    @property
+    def compactions(self) -> list[Compaction]:
+        """The compactions of the conversation up to here, oldest first; the last one is in effect."""
+        return [from_stored(each) for each in self.items(COMPACTIONS)]
+
+    def compact_view(
+        self, *, budget_tokens: int | None = None, tokenizer: Tokenizer = None, full: bool = False
+    ) -> CompactView:
+        """Return what a model is given: instructions, the summary, and the messages since.
+
+        ``budget_tokens`` leaves out the oldest messages after the summary until the rest fits. Tokens are
+        counted with ``tokenizer`` (the name of a model, a function, or an object with ``encode``), else
+        estimated. ``full`` disregards compactions.
+        """
+        newest = [] if full else self.items(COMPACTIONS, last=1)
+        messages = self.record.lists.get(MESSAGES)
+
+        def read(start: int, stop: int) -> list[Any]:
+            if messages is None or start >= stop:
+                return []
+            part = ListPrefix(messages.list, stop)
+            return self._read(lambda: read_list(self._engine, self._space, part, last=stop - start))
+
+        return compact_view(
+            read,
+            self.message_count,
+            from_stored(newest[0]) if newest else None,
+            budget_tokens=budget_tokens,
+            tokenizer=tokenizer,
+        )
 
     def fork(self, new_id: str, *, namespace: str | None = None) -> Thread:
         """Start a new thread here. It shares the past of this one; O(1) in its length."""
@@ -325,6 +365,12 @@ class Checkpoint:
             if self._engine.scan(self._space, by_id(self.id), limit=1).records:
                 raise Corrupt(f"checkpoint {self.id!r} cannot be read: {error}") from error
             raise NotFound(f"checkpoint {self.id!r} was removed after it was looked up") from error
+
+
+def limited_to(checkpoint: Checkpoint, view: CompactView) -> Checkpoint:
+    """Let the messages of a checkpoint be those of a view of it."""
+    checkpoint._view = view  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - of this file
+    return checkpoint
 
 
 def belongs_to(checkpoint: Checkpoint, engine: Engine, space: str) -> bool:

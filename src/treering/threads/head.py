@@ -35,7 +35,9 @@ from treering.threads.checkpoint import (
     new_checkpoint_id,
     read_list,
 )
+from treering.threads.compaction import from_stored, whole_conversation
 from treering.threads.history import REWIND, Journal, find_position
+from treering.threads.hooks import COMPACTIONS
 from treering.threads.writer import (
     CheckpointWriter,
     HeadState,
@@ -292,12 +294,26 @@ class Head:
         for name, items in lists.items():
             channel = self._channel(name)
             if not isinstance(items, First):
+                if name == MESSAGES:
+                    items = self._whole(items)  # noqa: PLW2901 - the same messages, but all of them
                 changes[name], fingerprints[name] = channel.replace(self._engine, self._space, items)
             elif channel.prefix is not None:
                 changes[name], fingerprints[name] = channel.shorten(channel.prefix, items.count)
         if appended:
             changes[MESSAGES], fingerprints[MESSAGES] = self._channel(MESSAGES).append(appended)
         return changes, fingerprints
+
+    def _whole(self, items: Sequence[Any]) -> Sequence[Any]:
+        """Return the whole conversation if these messages are a compact view of it that went on."""
+        lists = {} if self.checkpoint is None else self.checkpoint.lists
+        made, messages = lists.get(COMPACTIONS), lists.get(MESSAGES)
+        if made is None or messages is None or not made.length:
+            return items
+        newest = from_stored(read_list(self._engine, self._space, made, last=1)[0])
+        if fingerprint(items[newest.keeps : newest.keeps + 1]) != fingerprint(newest.messages[:1]):
+            return items
+        stored = read_list(self._engine, self._space, messages)
+        return whole_conversation(items, stored, newest, fingerprint)
 
     def _channel(self, name: str) -> Channel:
         known = self._channels.get(name)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+COMPACTIONS: Final = "messages.compactions"
+"""The list channel that holds the compactions of the messages (see `compaction`)."""
+
 HookName = Literal["pre_checkpoint_save", "post_checkpoint_save", "post_checkpoint_load"]
 Hook = Callable[[Any], Any]
 
@@ -338,6 +341,8 @@ def _lists(lists: Any) -> dict[str, list[Any]]:
 
 def _by_name(what: str, values: Any) -> dict[str, Any]:
     named = _dict(what, values, "a dict of state values" if what == "state" else "a dict of lists")
+    if what == "lists" and COMPACTIONS in named:
+        raise InvalidInput(f"lists has {COMPACTIONS!r}, which is reserved; use thread.compact()")
     for name in named:
         if not isinstance(cast("object", name), str):
             raise InvalidInput(f"{what} has the name {name!r}, {_type_name(name)}; give it a str")

@@ -28,9 +28,19 @@ from treering.errors import Conflict, InvalidInput, NotFound
 from treering.limits.tool_budgets import Budgets, Counters
 from treering.threads import removal
 from treering.threads.chat_ids import ChatId, TaskId, parse_thread_id
-from treering.threads.checkpoint import MESSAGES, PREFIX, Checkpoint, CheckpointRecord, belongs_to
+from treering.threads.checkpoint import (
+    FORKED_FROM,
+    MESSAGES,
+    PREFIX,
+    Checkpoint,
+    CheckpointRecord,
+    belongs_to,
+    limited_to,
+)
+from treering.threads.compaction import Summary, View, new_compaction, stored_form
 from treering.threads.head import First, Head, ThreadMoved
 from treering.threads.hooks import (
+    COMPACTIONS,
     CheckpointEvent,
     check_choice,
     check_count,
@@ -45,12 +55,14 @@ from treering.threads.state_object import capture, set_attributes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from datetime import datetime
+    from decimal import Decimal
     from pathlib import Path
 
     from treering.core.batch import Draft
     from treering.core.clock import Clock
     from treering.core.engine import Engine
     from treering.effects.effects import Effect, Intent
+    from treering.threads.compaction import Compaction, Tokenizer
     from treering.threads.diff import Difference
     from treering.threads.hooks import Hooks, SaveRequest
     from treering.workspaces.snapshot import StagedSnapshot
@@ -197,6 +209,71 @@ class Thread:
         messages = First(length) if request.messages is None else request.messages
         return self._save(request, {**request.lists, MESSAGES: messages}, (), None, "raise")
 
+    def compact(
+        self,
+        summary: str | Summary | Mapping[str, Any] | Sequence[Any] | Callable[[list[Any]], Any],
+        *,
+        keep_last: int | None = None,
+        upto: int | None = None,
+        model: str | None = None,
+        usage: Mapping[str, Any] | None = None,
+        cost: Decimal | float | str | None = None,
+        tokenizer: Tokenizer = None,
+        note: str | None = None,
+    ) -> Checkpoint:
+        """Let a summary stand for all messages but the last ones in the compact view; nothing is removed.
+
+        The boundary is before the ``keep_last`` last messages, or after the first ``upto``; it moves back
+        where it would separate a tool call from its result. ``summary`` is text, a message or several, or a
+        function that is called with what it is to stand for. ``model``, ``usage`` and ``cost`` say what it
+        cost to make. Messages that others append meanwhile are kept. Raises `ThreadMoved` if they changed
+        the messages before the boundary.
+        """
+        head = self._head.see()
+        if head is None:
+            raise NotFound(f"thread {self.id!r} was never saved; there is nothing to compact")
+        seen = self._checkpoint(head)
+        compaction = new_compaction(
+            summary,
+            seen.messages,
+            seen.compactions,
+            keep_last=keep_last,
+            upto=upto,
+            given=Summary(model=model, usage=usage, cost=cost),
+            now_us=self._clock.now_us(),
+            tokenizer=tokenizer,
+        )
+        note = note or f"compact: {compaction.upto - compaction.keeps} of {seen.message_count} messages"
+        while True:
+            try:
+                return self._save_compactions([*seen.compactions, compaction], note)
+            except ThreadMoved:
+                moved = self._head.see()
+                if moved is None or not _has_gone_on(head, moved):
+                    raise
+
+    def uncompact(self, *, everything: bool = False, note: str | None = None) -> Checkpoint:
+        """Remove the newest compaction (or all), so that the compact view shows what it stood for again."""
+        head = self._head.see()
+        made = [] if head is None else self._checkpoint(head).compactions
+        if not made:
+            raise Conflict(f"thread {self.id!r} has no compaction; there is nothing to undo")
+        left = [] if everything else made[:-1]
+        return self._save_compactions(left, note or f"uncompact: {made[len(left)].upto} messages")
+
+    def _save_compactions(self, compactions: Sequence[Compaction], note: str) -> Checkpoint:
+        head = self._head.see_once()
+        metadata = {} if head is None else {**head.metadata}
+        metadata.pop(FORKED_FROM, None)
+        request = self._request(
+            metadata=metadata, note=note, pending_interrupt=None if head is None else head.pending_interrupt
+        )
+        lists: dict[str, Sequence[Any]] = {
+            **request.lists,
+            COMPACTIONS: [stored_form(each) for each in compactions],
+        }
+        return self._save(request, lists, (), None, "raise")
+
     def interrupt(
         self, payload: Any, *, interrupt_id: str | None = None, note: str | None = None
     ) -> Checkpoint:
@@ -276,13 +353,22 @@ class Thread:
         checkpoint = self._head.see()
         return None if checkpoint is None else self._checkpoint(checkpoint)
 
-    def load(self, *, last: int | None = None) -> Checkpoint:
+    def load(
+        self,
+        *,
+        last: int | None = None,
+        view: View = "full",
+        budget_tokens: int | None = None,
+        tokenizer: Tokenizer = None,
+    ) -> Checkpoint:
         """Return the newest checkpoint, to continue from it; fires the load hooks.
 
-        With ``last``, its ``messages`` are the last ones only, and no others are read. Raises `NotFound` if
-        the thread was never saved (`get` returns ``None`` then).
+        With ``last``, its ``messages`` are the last ones only, and no others are read. With
+        ``view="compact"`` they are what a model is to be given (see `Checkpoint.compact_view`), and with
+        ``budget_tokens`` as many as fit. Raises `NotFound` if the thread was never saved (`get` returns
+        ``None`` then).
         """
-        checkpoint = self.get(last=last)
+        checkpoint = self.get(last=last, view=view, budget_tokens=budget_tokens, tokenizer=tokenizer)
         if checkpoint is None:
             of = f" in namespace {self.namespace!r}" if self.namespace else ""
             raise NotFound(
@@ -290,13 +376,32 @@ class Thread:
             )
         return checkpoint
 
-    def get(self, *, last: int | None = None) -> Checkpoint | None:
+    def get(
+        self,
+        *,
+        last: int | None = None,
+        view: View = "full",
+        budget_tokens: int | None = None,
+        tokenizer: Tokenizer = None,
+    ) -> Checkpoint | None:
         """Return what `load` returns, or ``None`` if the thread was never saved."""
         check_count("last", last)
+        if view not in get_args(View):
+            raise InvalidInput(f"view is {view!r}; use full or compact")
+        is_limited = view == "compact" or budget_tokens is not None or tokenizer is not None
+        if is_limited and last is not None:
+            raise InvalidInput(
+                "last= selects messages by number; leave out view=, budget_tokens= and tokenizer="
+            )
         record = self._head.see()
         if record is None:
             return None
         checkpoint = self._checkpoint(record, last=last)
+        if is_limited:
+            shown = checkpoint.compact_view(
+                budget_tokens=budget_tokens, tokenizer=tokenizer, full=view == "full"
+            )
+            limited_to(checkpoint, shown)
         self._hooks.after_load(self._event(checkpoint))
         return checkpoint
 
@@ -497,6 +602,14 @@ class Thread:
 
     def _event(self, checkpoint: Checkpoint) -> CheckpointEvent:
         return CheckpointEvent(thread_id=self._id, namespace=self._namespace, checkpoint=checkpoint)
+
+
+def _has_gone_on(before: CheckpointRecord, after: CheckpointRecord) -> bool:
+    """Whether a later head has the messages and compactions of an earlier one, and perhaps more messages."""
+    one, other = before.lists.get(MESSAGES), after.lists.get(MESSAGES)
+    is_longer = one is not None and other is not None and one.list == other.list
+    is_same = before.lists.get(COMPACTIONS) == after.lists.get(COMPACTIONS)
+    return is_longer and is_same and cast("Any", one).length <= cast("Any", other).length
 
 
 STOP_FLAG: Final = "stop_flag"

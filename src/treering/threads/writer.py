@@ -52,9 +52,12 @@ from treering.threads.checkpoint import (
     ListPrefix,
     extension_of,
     incomplete_list,
+    read_list,
     write_checkpoint,
     write_state,
 )
+from treering.threads.compaction import valid_compactions
+from treering.threads.hooks import COMPACTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -221,6 +224,7 @@ class CheckpointWriter:
         scope = thread_scope(record.thread, record.namespace)
         lists, state = record.lists, record.state
         if new.lists:
+            lists = self._valid_compactions(lists, new.lists)
             written = {
                 name: write_list(draft, self._engine, change, scope=scope, append=append)
                 for name, change in new.lists.items()
@@ -236,6 +240,19 @@ class CheckpointWriter:
             draft, record, metadata=new.metadata, depends_on=depends_on, is_revision=new.is_revision
         )
         return record
+
+    def _valid_compactions(
+        self, lists: dict[str, ListPrefix], changes: Mapping[str, ListChange]
+    ) -> dict[str, ListPrefix]:
+        """Return the lists without compactions that stand for messages which are changed or cut off."""
+        made, messages, change = lists.get(COMPACTIONS), lists.get(MESSAGES), changes.get(MESSAGES)
+        if made is None or messages is None or change is None or COMPACTIONS in changes:
+            return lists
+        kept = change.keep if change.base is not None and change.base.list == messages.list else 0
+        if kept >= messages.length or not made.length:
+            return lists
+        count = valid_compactions(read_list(self._engine, self._space, made), kept)
+        return {**lists, COMPACTIONS: ListPrefix(made.list, count)}
 
     def put_head(self, draft: Draft, record: CheckpointRecord, *, expect: Expect, first_us: int) -> None:
         """Add a move of the head of a checkpoint's thread to a batch."""
