@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.report import Measurement, Section, at_least, at_most
 from benchmarks.work import BARE_TABLES, bare_step, open_bare, open_store, step
-from treering.engines.sqlite.writer_queue import WriterQueue
+from treering.engines.sqlite.connection import WriterQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable

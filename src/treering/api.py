@@ -119,11 +119,11 @@ def accept_loss(url: str | Path | None = None) -> bool:
             f"{location.display} is not a folder; only local stores note what was committed last"
         )
     from treering.engines.sql.schema import SQLITE_FILE
-    from treering.engines.sqlite import marker
+    from treering.engines.sqlite import commit_log
 
     if not (location.folder / SQLITE_FILE).is_file():
         raise NotFound(f"{location.folder} has no database; restore it from a backup")
-    return marker.accept_loss(location.folder / SQLITE_FILE)
+    return commit_log.accept_loss(location.folder / SQLITE_FILE)
 
 
 def open_async(
@@ -274,7 +274,7 @@ def _probe_folder(folder: Path) -> Probe:
 
     file = folder / SQLITE_FILE
     if not file.is_file():
-        from treering.engines.sqlite.marker import traces_of
+        from treering.engines.sqlite.engine import traces_of
 
         return Probe(exists=bool(traces_of(folder)))  # opening says that its database is lost
     try:

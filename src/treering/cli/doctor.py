@@ -270,7 +270,7 @@ def check_presence(place: StoreLocation) -> Iterator[Finding]:
 
 def _lost_database(place: StoreLocation) -> str | None:
     from treering.engines.sql.schema import SQLITE_FILE
-    from treering.engines.sqlite.marker import refuse_lost, traces_of
+    from treering.engines.sqlite.engine import refuse_lost, traces_of
     from treering.errors import Corrupt
 
     if place.folder is None:

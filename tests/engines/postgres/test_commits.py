@@ -14,7 +14,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from treering.core.batch import ABSENT, Draft
 from treering.core.content import Content
 from treering.core.query import Erasure, EventQuery
-from treering.engines.postgres import follow, open_postgres
+from treering.engines.postgres import open_postgres
+from treering.engines.postgres.engine import Announcer
 from treering.engines.postgres.errors import ConnectionLost
 from treering.engines.postgres.pipeline import PendingResult, Pipeline
 from treering.engines.sql.commit import decide as decide_module
@@ -62,7 +63,7 @@ def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             seen.append(statements)
         send(self)
 
-    monkeypatch.setattr(follow.Announcer, "announce", lambda *_: None)
+    monkeypatch.setattr(Announcer, "announce", lambda *_: None)
     monkeypatch.setattr(Pipeline, "send", counted)
     return seen
 

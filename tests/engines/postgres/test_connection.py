@@ -11,7 +11,8 @@ import pytest
 from treering.core.query import EventQuery
 from treering.engines.postgres import connection as connection_module
 from treering.engines.postgres import engine as engine_module
-from treering.engines.postgres import follow, open_postgres
+from treering.engines.postgres import open_postgres
+from treering.engines.postgres.engine import Announcer
 from treering.engines.postgres.errors import ConnectionLost
 from treering.engines.postgres.pipeline import Pipeline
 from treering.engines.sql import engine as sql_engine_module
@@ -43,7 +44,7 @@ def _kill_others(url):
 
 
 def test_the_first_commit_uses_the_connection_that_opened_the_store(engine, postgres_url, monkeypatch):
-    monkeypatch.setattr(follow.Announcer, "announce", lambda *_: None)
+    monkeypatch.setattr(Announcer, "announce", lambda *_: None)
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         others = (
             f"SELECT array_agg(pid) FROM pg_stat_activity WHERE {OTHERS} AND backend_type = 'client backend'"
@@ -209,7 +210,7 @@ def test_a_single_query_runs_without_a_transaction(engine, monkeypatch):
         sent.extend(due.sql for due in self._due if not isinstance(due, str))
         send(self)
 
-    monkeypatch.setattr(follow.Announcer, "announce", lambda *_: None)
+    monkeypatch.setattr(Announcer, "announce", lambda *_: None)
     monkeypatch.setattr(Pipeline, "send", noted)
     assert engine.refs("default", ["r"])
     assert [sql.partition(" ")[0] for sql in sent if "pg_notify" not in sql] == ["SELECT"]

@@ -18,7 +18,7 @@ from treering.core.query import Erasure
 from treering.core.records import Checked
 from treering.core.tree import Tree, encode_tree
 from treering.engines.sql import read
-from treering.engines.sql.commit.group import encode_batch
+from treering.engines.sql.commit.write import encode_batch
 from treering.engines.sqlite import open_sqlite
 from treering.errors import Corrupt
 

@@ -16,13 +16,12 @@ from treering.core.clock import DAY_US
 from treering.core.content import Content
 from treering.core.query import Erasure, EventQuery
 from treering.engines.sql.commit import write
-from treering.engines.sql.commit.group import encode_batch
+from treering.engines.sql.commit.write import encode_batch
 from treering.engines.sql.engine import BEFORE_COMMIT
 from treering.engines.sqlite import SqliteEngine, commit_log, open_sqlite
 from treering.engines.sqlite import connection as connection_module
 from treering.engines.sqlite.commit_log import CommitLog
-from treering.engines.sqlite.connection import SqliteSession
-from treering.engines.sqlite.writer_queue import WriterQueue
+from treering.engines.sqlite.connection import SqliteSession, WriterQueue
 from treering.errors import Conflict, Corrupt, ListMoved, StoreFull
 
 SPACE = "default"

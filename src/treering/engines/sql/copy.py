@@ -39,7 +39,7 @@ from treering.core.records import (
 from treering.core.rollups import deltas
 from treering.engines.sql import read
 from treering.engines.sql.commit.decide import invalidate_caches, pack_receipt, unpack_receipt
-from treering.engines.sql.commit.group import encode_batch
+from treering.engines.sql.commit.write import encode_batch
 from treering.engines.sql.objects import PackGone
 from treering.engines.sql.read import body_part, is_item_block, positions_in_item_blocks, unpack_item_block
 from treering.engines.sql.rollups import add_to_rollups

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from treering.core.batch import Text, Tokens
     from treering.core.query import SearchQuery
-    from treering.engines.sql.commit.group import EncodedBatch
+    from treering.engines.sql.commit.write import EncodedBatch
     from treering.engines.sql.objects import Objects
     from treering.engines.sql.session import Database, Session
 

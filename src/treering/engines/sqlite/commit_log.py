@@ -1,4 +1,4 @@
-"""The commit log: small commits as one row each, flushed into the tables in groups.
+"""The commit log: small commits as one row each, flushed into the tables in groups; and how far it had come.
 
 The rows of a commit go into six tables and as many indexes. That is a dozen pages of SQLite's write-ahead
 log, where the content would fill one. So a small commit, or several that arrive together, is written as one
@@ -19,13 +19,27 @@ highest number in ``commits`` is the one that this process knows, and the next s
 **Invariant:** a pending commit is one that would have succeeded in the tables. Its slot is written only if
 nothing was committed except what this process knows of, and neither its batches nor its events exist already.
 So all commits that are pending at one time were written by one process.
+
+SQLite takes a damaged write-ahead log for one that ends before the damage: commits that were acknowledged
+would silently be gone. So the number of the last acknowledged commit is kept in a file beside the database,
+``treering.db-last`` (`LastCommit`). It is written after each commit and never synced, because a sync would
+double the cost of a commit. Opening and `verify` compare it with the database. **Invariant:** the number is
+never higher than what is durable, so it raises no false alarm: it is written once the commit is. With
+durability ``fast``, power loss may take commits that were acknowledged, so a number written in that mode
+counts only until the machine restarts. What cannot be noticed: the loss of the newest commits together with
+this file; and after a power loss, that of commits whose number had not reached the disk yet.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+import os
+import shutil
+from contextlib import suppress
+from functools import cache, lru_cache
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
 
 import msgspec
 
@@ -35,9 +49,10 @@ from treering.engines.sql.commit.write import CommitRows
 from treering.engines.sql.engine import BEFORE_COMMIT
 from treering.engines.sql.read import pack_item_blocks
 from treering.engines.sql.session import for_rows
-from treering.errors import Corrupt
+from treering.errors import Corrupt, TreeringError
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Mapping, Sequence
 
     from treering.engines.sql.commit.decide import AcceptedBatch, CommitState, SpaceCache
@@ -54,12 +69,18 @@ MAX_BYTES: Final = 32 * 1024
 MAX_EVENTS: Final = 8
 """Batches with more events go straight into the tables, because each event has to be looked up."""
 
+LAST: Final = "-last"
+"""Appended to the name of the database: the file with the number of the last commit."""
+
 IS_PENDING: Final = "no > (SELECT coalesce(max(no), 0) FROM commits)"
 WIPE: Final = "DELETE FROM fresh WHERE NOT " + IS_PENDING
 """Deletes what was flushed."""
 
 _FORMAT: Final = 1
 _ALL: Final = f"SELECT slot, no, space FROM fresh WHERE {IS_PENDING} ORDER BY no"
+_LAST_NO: Final = (
+    "SELECT max((SELECT coalesce(max(no), 0) FROM commits), (SELECT coalesce(max(no), 0) FROM fresh))"
+)
 _HALF_A_PAGE: Final = 2048
 _PADDING: Final = bytes(_HALF_A_PAGE)
 _ROWS_PER_INSERT: Final = 16
@@ -269,3 +290,95 @@ def _read(session: Session, slot: int) -> CommitRows:
     if version != _FORMAT:
         raise Corrupt(f"{where} has format {version}, which this treering cannot read; upgrade it")
     return rows
+
+
+class LastCommit:
+    """The number of the last commit that this store acknowledged, in a file beside the database."""
+
+    def __init__(self, path: Path, *, is_durable: bool) -> None:
+        self._database = path
+        self._path = path.with_name(path.name + LAST)
+        self._is_durable = is_durable
+        self._file: int | None = None
+        self._no = 0
+
+    def record(self, no: int) -> None:
+        """Note that a commit was made durable. Failing to is no error: then less is noticed later."""
+        if no <= self._no:
+            return
+        self._no = no
+        try:
+            if self._file is None:
+                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            os.pwrite(self._file, _line(no, "disk" if self._is_durable else _boot_id()), 0)
+        except OSError:
+            return
+
+    def recorded(self) -> int:
+        """Return the number in the file; 0 if there is none that counts."""
+        try:
+            return _number_in(self._path.read_bytes())
+        except OSError:
+            return 0
+
+    def missing(self, connection: sqlite3.Connection, recorded: int) -> str | None:
+        """Say how many commits are missing from a database, of those recorded before it was read."""
+        ((found,),) = connection.execute(_LAST_NO).fetchall()
+        if found >= recorded:
+            return None
+        return (
+            f"{recorded - found} acknowledged commits are missing: the last one was {recorded}, the database "
+            f"ends with {found}, so its log was damaged, or an older database was put in its place"
+        )
+
+    def refuse(self, damage: str) -> Corrupt:
+        """Return the error for a database that lost commits, and keep what is left of its log."""
+        log = self._database.with_name(self._database.name + "-wal")
+        kept = log.with_name(log.name + "-damaged")
+        with suppress(OSError):
+            if log.stat().st_size and not kept.exists():
+                shutil.copyfile(log, kept)
+        return Corrupt(
+            f"{self._database}: {damage}. Restore the store from a backup, or keep what there is: "
+            f"treering doctor --accept-loss --store {self._database.parent}"
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def accept_loss(path: Path) -> bool:
+    """Forget how far a database had come, so that it opens as it is; return whether that was known."""
+    last = path.with_name(path.name + LAST)
+    try:
+        last.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise TreeringError(f"{last} cannot be removed: {error.strerror}; check its permissions") from error
+    return True
+
+
+@cache
+def _boot_id() -> str:
+    """Return what changes when the machine restarts; without such a thing, what matches nothing."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return "unknown"
+
+
+def _line(no: int, holds_on: str) -> bytes:
+    text = f"{no:020d} {holds_on}".encode()
+    return text + b" %08x\n" % crc32(text)
+
+
+def _number_in(line: bytes) -> int:
+    text, _, check = line.partition(b"\n")[0].rpartition(b" ")
+    no, _, holds_on = text.partition(b" ")
+    if check != b"%08x" % crc32(text) or holds_on.decode("ascii", "replace") not in ("disk", _boot_id()):
+        return 0
+    return int(no) if holds_on != b"unknown" else 0

@@ -3,6 +3,10 @@
 ``treering.db`` (in WAL mode) holds every row. Large staged objects are in pack files of the blob store, a
 folder next to it unless another one is given. Many processes may have the store open.
 
+SQLite takes a missing or empty database for a new one. So ``store.json`` says which store a folder holds; it
+is written when the store is created, after its tables. A folder that has it (or a log, or packs) without a
+database is not begun anew, but refused. Only the loss of the whole folder cannot be noticed.
+
 A commit by any process wakes those that wait for it (`Follower`). Commits of this process notify waiters
 directly. Those of others are noticed by one poller per process, which asks SQLite every few milliseconds
 whether the file has changed (that takes about three microseconds), and only while someone waits.
@@ -15,6 +19,7 @@ token, so a search in one namespace is an AND over two columns and reads only th
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sqlite3
 import threading
@@ -22,10 +27,10 @@ import time
 from contextlib import closing, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from treering import files
-from treering.core.clock import SystemClock
+from treering.core.clock import SystemClock, to_iso
 from treering.core.engine import Caps
 from treering.core.failpoints import declare, hit
 from treering.core.ids import new_id
@@ -35,11 +40,9 @@ from treering.engines.sql.engine import SqlEngine
 from treering.engines.sql.objects import Objects
 from treering.engines.sql.rows import decode_phrases
 from treering.engines.sql.search import TextIndex
-from treering.engines.sqlite.commit_log import CommitLog
-from treering.engines.sqlite.connection import SqliteDatabase
+from treering.engines.sqlite.commit_log import CommitLog, LastCommit
+from treering.engines.sqlite.connection import SqliteDatabase, retry_while_busy
 from treering.engines.sqlite.errors import FAILURES, damaged, translate
-from treering.engines.sqlite.marker import LastCommit, lost, mark, refuse_lost, traces_of
-from treering.engines.sqlite.writer_queue import retry_while_busy
 from treering.errors import (
     Closed,
     Conflict,
@@ -60,7 +63,8 @@ if TYPE_CHECKING:
     from treering.core.query import SearchQuery
     from treering.core.records import Checked
     from treering.core.storage import Blobs
-    from treering.engines.sql.commit.group import EncodedBatch, Outcome
+    from treering.engines.sql.commit.write import EncodedBatch
+    from treering.engines.sql.engine import Outcome
     from treering.engines.sql.session import Session
     from treering.engines.sqlite.connection import Durability
 
@@ -70,9 +74,16 @@ _NETWORK: Final = frozenset(
 )
 _NETWORK_PREFIXES: Final = ("fuse.sshfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse", "fuse.juicefs")
 
+MARKER: Final = "store.json"
+CREATED: Final = declare("store.created", "the tables of a new store are durable, its marker is not written")
 COPIED: Final = declare("backup.copied", "the database of a backup is copied, its packs are not")
 
 _SNAPSHOT_TRIES: Final = 5
+_LEFT_BEHIND: Final = {"blobs/objects": "*/*/*/*.pack", "workspaces": "*/*.known"}
+"""What only a store writes, by folder; a user's own folder may have such a name."""
+_RESTORE: Final = (
+    "restore the folder from a backup; to begin a new store, choose another folder or remove this one"
+)
 _MIN_BYTES: Final = 512
 """The smallest database: one page of the smallest size."""
 _REFUSALS: Final = {errno.EROFS: ReadOnly, errno.ENOSPC: StoreFull, errno.EDQUOT: StoreFull}
@@ -288,6 +299,64 @@ def _open_database(
         database.close()
         raise
     return database
+
+
+def store_of(folder: Path) -> str | None:
+    """Return the id of the store that a folder holds, by its marker; ``None`` if it has none."""
+    path = folder / MARKER
+    try:
+        found: Any = json.loads(path.read_bytes())
+        return str(found["store"])
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Corrupt(
+            f"{path} cannot be read ({error.strerror}); check the permissions and the disk"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupt(
+            f"{path} is damaged; if the database beside it is the right one, remove this file"
+        ) from error
+
+
+def traces_of(folder: Path) -> list[str]:
+    """Return what shows that a folder held a store, besides the database and its log.
+
+    (A log alone may be left of a store whose creation was interrupted, in which nothing was committed.)
+    """
+    if os.path.lexists(folder / MARKER):
+        return [MARKER]
+    return [name for name, left in _LEFT_BEHIND.items() if any(folder.glob(f"{name}/{left}"))]
+
+
+def refuse_lost(path: Path, traces: Sequence[str]) -> None:
+    """Raise `Corrupt` if the database is missing or empty in a folder that held a store.
+
+    ``traces`` were looked for before: another process may just be creating the store.
+    """
+    if traces and not (path.exists() and path.stat().st_size):
+        raise lost(path, "is empty" if path.exists() else "is missing", traces)
+
+
+def lost(path: Path, what: str, traces: Sequence[str]) -> Corrupt:
+    """Return the error for a database that holds nothing."""
+    return Corrupt(f"{path} {what}, but its folder held a store ({', '.join(traces)}); {_RESTORE}")
+
+
+def mark(path: Path, store_id: str, clock: Clock, *, writable: bool) -> None:
+    """Write the marker of a store that has none; raise `Corrupt` if the folder is that of another store."""
+    found = store_of(path.parent)
+    if found is None:
+        if not writable:
+            return
+        hit(CREATED)
+        data = json.dumps({"store": store_id, "marked_at": to_iso(clock.now_us())}).encode() + b"\n"
+        files.write_durably(path.with_name(MARKER), data)
+    elif found != store_id:
+        raise Corrupt(
+            f"{path} holds store {store_id}, but {MARKER} beside it says {found}: the database was replaced. "
+            f"Restore the whole folder from a backup, or, if this database is the right one, remove {MARKER}"
+        )
 
 
 def refuse_network(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> None:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from treering.core.query import Erasure
     from treering.core.records import Erased, Lease, Slice, Swept
     from treering.core.storage import Blobs
+    from treering.engines.sqlite.commit_log import LastCommit
     from treering.engines.sqlite.connection import SqliteDatabase
-    from treering.engines.sqlite.marker import LastCommit
 
 _TRIES: Final = 5
 _SPARE_BYTES: Final = 16 * 1024 * 1024

@@ -21,7 +21,7 @@ from treering.core.content import Content, object_address, slot_address
 from treering.core.query import Erasure, EventQuery, SumQuery
 from treering.engines.sql.commit import decide as decide_module
 from treering.engines.sql.commit.decide import AcceptedBatch, SpaceCache, cached_state, decide_all, read_state
-from treering.engines.sql.commit.group import encode_batch, merge_dependencies
+from treering.engines.sql.commit.write import encode_batch, merge_dependencies
 from treering.engines.sql.gc import sweep
 from treering.engines.sqlite import SqliteEngine, open_sqlite
 from treering.errors import InvalidInput, ListMoved, MissingObjects, NotFound, RefMoved, TreeringError

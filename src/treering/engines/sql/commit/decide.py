@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
     from treering.core.batch import Append, Batch, RefChange
-    from treering.engines.sql.commit.group import Dependencies, EncodedBatch
+    from treering.engines.sql.commit.write import Dependencies, EncodedBatch
     from treering.engines.sql.session import Session
 
 

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from treering.engines.sqlite.writer_queue import WriterQueue
+from treering.engines.sqlite.connection import WriterQueue
 from treering.errors import Busy
 
 
@@ -49,7 +49,7 @@ def test_a_writer_that_waits_too_long_gives_up_and_blocks_nobody(tmp_path):
 
 def test_the_turn_of_a_killed_process_ends_with_it(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from treering.engines.sqlite.writer_queue import WriterQueue\n"
+        "import sys; from pathlib import Path; from treering.engines.sqlite.connection import WriterQueue\n"
         "WriterQueue(Path(sys.argv[1])).enter(5); print('in', flush=True); sys.stdin.read()"
     )
     child = subprocess.Popen(
@@ -75,7 +75,7 @@ def test_a_folder_that_cannot_be_written_is_left_to_sqlite(tmp_path):
 @pytest.fixture
 def waited(tmp_path, monkeypatch):
     """Someone who had to wait for the turn and has it now, for as long as the test likes."""
-    monkeypatch.setattr("treering.engines.sqlite.writer_queue.TURN_SECONDS", 600.0)
+    monkeypatch.setattr("treering.engines.sqlite.connection.TURN_SECONDS", 600.0)
     first, second = WriterQueue(tmp_path / "turns"), WriterQueue(tmp_path / "turns")
     first.enter(1)
     entering = threading.Thread(target=second.enter, args=(20,))
@@ -90,7 +90,7 @@ def waited(tmp_path, monkeypatch):
 
 
 def test_a_writer_that_waited_keeps_its_turn_while_it_is_used(tmp_path, waited, monkeypatch):
-    monkeypatch.setattr("treering.engines.sqlite.writer_queue.IDLE_SECONDS", 600.0)
+    monkeypatch.setattr("treering.engines.sqlite.connection.IDLE_SECONDS", 600.0)
     other = WriterQueue(tmp_path / "turns")
     for _ in range(3):
         waited.leave()

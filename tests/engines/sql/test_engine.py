@@ -1,4 +1,4 @@
-"""Writers share commits, a lone one makes its own, and nobody is left waiting."""
+"""The group commit: writers share commits, a lone one makes its own, and nobody is left waiting."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from treering.blobs.folder import FolderBlobs
 from treering.core.batch import Draft
-from treering.engines.sql.commit.group import GroupCommit
+from treering.engines.sql.engine import GroupCommit
 from treering.engines.sqlite import open_sqlite
 from treering.errors import Closed, Conflict, StoreFull
 
