@@ -28,7 +28,7 @@ demo: .venv/dashboard ## kill, resume, rewind and fork two agents; then open the
 	@$(RUN) python examples/demo.py $(ARGS)
 
 docs: .venv/tools ## build the documentation into site/
-	@$(RUN) NO_MKDOCS_2_WARNING=1 mkdocs build --strict $(ARGS)
+	@$(RUN) zensical build --strict $(ARGS)
 
 test: .venv/tools ## run all tests, with real servers (ARGS="-k lists" selects some)
 	@$(TESTED) HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} pytest -n $(WORKERS) --dist worksteal -m "not soak" $(ARGS)
@@ -51,7 +51,7 @@ format: .venv/tools ## format the code and apply safe fixes
 	@$(RUN) ruff format --quiet
 
 clean: ## remove everything that make created
-	@rm -rf .venv build dist site .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf .venv build dist site .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	@rm -rf web/node_modules tests/web/browser/node_modules src/treering/server/static
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

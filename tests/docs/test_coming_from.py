@@ -22,7 +22,7 @@ def test_there_is_a_page_for_each_project_and_the_site_lists_it():
         *("agentry-lab", "orchestrator", "agent-sdk", "evolve", "cianaparrot"),
         *("langgraph", "openai-sessions", "mem0", "langfuse-phoenix", "restic"),
     }
-    listed = re.findall(r"coming-from/([\w-]+)\.md", (ROOT / "mkdocs.yml").read_text("utf-8"))
+    listed = re.findall(r"coming-from/([\w-]+)\.md", (ROOT / "zensical.toml").read_text("utf-8"))
     assert sorted(listed) == NAMES
 
 
