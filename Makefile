@@ -18,7 +18,7 @@ TESTED := scratch=$$(mktemp -d "$(or $(SCRATCH),$${TMPDIR:-/tmp})/treering.XXXXX
   trap 'rm -rf "$$scratch"' EXIT && trap 'exit 1' HUP INT TERM && \
   $(RUN) TMPDIR="$$scratch"
 
-.PHONY: help demo docs test soak check bench format clean
+.PHONY: help demo docs test soak check bench dist format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -45,6 +45,9 @@ check: .venv/tools ## check formatting, lint, types, import layers, generated fi
 
 bench: .venv/tools ## run the benchmarks and write benchmarks/RESULTS.md
 	@$(RUN) python -m benchmarks $(ARGS)
+
+dist: .venv/base ## build the wheel and the sdist into dist/
+	@$(RUN) uv build --quiet --out-dir dist
 
 format: .venv/tools ## format the code and apply safe fixes
 	@$(RUN) ruff check --fix --quiet --exit-zero

@@ -20,7 +20,7 @@ from treering.cli.main import main
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
-_BLOCK = re.compile(
+BLOCK = re.compile(
     r"^(?P<unrun><!-- not run: [^\n]*-->\n)?```(?P<kind>python|console)\n(?P<body>.*?)^```\n"
     r"(?:\n*```text\n(?P<output>.*?)^```\n)?",
     flags=re.DOTALL | re.MULTILINE,
@@ -37,7 +37,7 @@ def needs_more(text: str) -> bool:
 def walk(text: str, capsys) -> int:
     """Run everything; how many commands that were."""
     ran, names = 0, {"__name__": "__main__"}
-    for block in _BLOCK.finditer(text):
+    for block in BLOCK.finditer(text):
         if block["unrun"]:
             continue
         if block["kind"] == "python":
