@@ -1,10 +1,13 @@
-"""The bridge from asyncio to the synchronous core.
+"""The bridge from async code to the synchronous core.
 
 A call runs in a small pool of threads; a commit needs none, it awaits the future that the engine returns.
 Coroutines that the call meets (a user's hooks, a user's async key-value store) run in the caller's event loop
 meanwhile. **Invariant:** cancelling an await cancels the waiting, never the work: a call that has begun runs
 to its end, and a submitted batch is committed whole or refused whole. So a cancelled write is never torn, and
 submitting the same batch again tells whether it happened.
+
+The async API is asyncio's. Adapters of frameworks that also run under trio await their calls with
+`Bridge.call`, `wait` and `settle`, which work under both.
 
 A call that is made from such a coroutine gets a thread of its own: the call that awaits the coroutine holds a
 thread of the pool, and if every thread of the pool were held in this way, none would ever be released.
@@ -17,12 +20,13 @@ import contextvars
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
 
 from treering.errors import Closed
 from treering.runs.follow import E, Follower
-from treering.sync_async import has_borrowed_loop, lend_running_loop
+from treering.sync_async import has_borrowed_loop, lend_running_loop, runs_trio
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,7 +68,38 @@ class Bridge:
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Await a function that runs in the pool."""
-        return await self.future(self.submit(function, *args, **kwargs))
+        return await self.wait(self.submit(function, *args, **kwargs))
+
+    async def wait(self, future: Future[T]) -> T:
+        """Await a future of another thread, under asyncio or trio. Cancelling cancels only the waiting."""
+        if not runs_trio():
+            return await self.future(future)
+        await _trio_done(future)
+        return future.result()
+
+    async def settle(self, future: Future[T]) -> T:
+        """Await a future of another thread; if cancelled, raise that only when it is done.
+
+        Code that catches the cancellation then sees the store in its final state.
+        """
+        if runs_trio():
+            import trio
+
+            with trio.CancelScope(shield=True):
+                await _trio_done(future)
+            await trio.lowlevel.checkpoint_if_cancelled()
+            return future.result()
+        done = self.future(future)
+        cancelled: asyncio.CancelledError | None = None
+        while not done.done():
+            try:
+                await asyncio.wait({done})
+            except asyncio.CancelledError as error:
+                cancelled = cancelled or error
+        if cancelled is not None:
+            done.exception()  # retrieve it, so that asyncio does not warn
+            raise cancelled
+        return done.result()
 
     def future(self, future: Future[T]) -> asyncio.Future[T]:
         """Return a future of this loop for one of another thread, which cancelling does not cancel."""
@@ -104,7 +139,7 @@ class Bridge:
             return
         closing = self.submit(close)
         self.shut_down()
-        await self.future(closing)
+        await self.wait(closing)
 
     def shut_down(self) -> None:
         """Accept no more calls; the threads end when they have finished theirs."""
@@ -140,6 +175,21 @@ def awaited(
     twin.__qualname__ = f"{method.__qualname__.rpartition('.')[0]}.{twin.__name__}"
     twin.__doc__ = f"Async twin of `{method.__name__}`."
     return twin
+
+
+async def _trio_done(future: Future[Any]) -> None:
+    """Wait in trio until a future of another thread is done."""
+    import trio
+
+    token = trio.lowlevel.current_trio_token()
+    done = trio.Event()
+
+    def wake(_: Future[Any]) -> None:
+        with suppress(trio.RunFinishedError):  # nobody waits any more
+            token.run_sync_soon(done.set)
+
+    future.add_done_callback(wake)
+    await done.wait()
 
 
 def _run_in_new_thread(function: Callable[[], T]) -> Future[T]:

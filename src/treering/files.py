@@ -8,6 +8,9 @@ always complete, and it survives power loss once `Draft.publish` returned.
 
 Folders are opened by descriptor, one component at a time, without following symbolic links: nothing planted
 inside the folder of a store can redirect a read or a write out of it.
+
+What agents said is private: whatever the umask is, a new file may be read by its owner only (`FILE_MODE`),
+and a new folder entered by its owner only (`FOLDER_MODE`). Existing files and folders keep their modes.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import fcntl
 import os
 from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import IO, Any, Final
 
 from treering.core import failpoints
 from treering.core.clock import DAY_US, Clock
@@ -26,6 +29,8 @@ from treering.core.ids import new_id
 from treering.errors import InvalidInput, ReadOnly, StoreFull, TreeringError, Unreachable
 
 DRAFTS: Final = ".drafts"
+FILE_MODE: Final = 0o600
+FOLDER_MODE: Final = 0o700
 
 _PIECES: Final = 256
 """Pieces written in one call; the system allows 1,024."""
@@ -112,7 +117,7 @@ def write_durably(path: Path, data: bytes) -> None:
     """Create or replace a small file atomically and durably, in a folder that only its owner writes to."""
     with translate_os_errors(str(path), writing=True), open_folder(path.parent) as folder:
         name = f".{path.name}.{new_id()}"
-        file = os.open(name, _DRAFT_FLAGS, 0o666, dir_fd=folder)
+        file = os.open(name, _DRAFT_FLAGS, FILE_MODE, dir_fd=folder)
         try:
             _write_all(file, [data])
             os.fsync(file)
@@ -171,13 +176,19 @@ def _translate(error: OSError, where: str, *, writing: bool) -> TreeringError:
     return Unreachable(f"{where}: {reason}; check that it is mounted and accessible")
 
 
+def open_private(path: Path, mode: str) -> IO[Any]:
+    """Open a file as `open` does; if that creates it, only its owner may read it."""
+    encoding = None if "b" in mode else "utf-8"
+    return open(path, mode, encoding=encoding, opener=lambda name, flags: os.open(name, flags, FILE_MODE))
+
+
 def make_folder(root: Path) -> None:
     """Create a folder and those above it, durably, unless they exist."""
     if root.is_dir():
         return
     make_folder(root.parent)
     with contextlib.suppress(FileExistsError):
-        root.mkdir()
+        root.mkdir(FOLDER_MODE)
     with open_folder(root.parent) as parent:
         os.fsync(parent)
 
@@ -189,7 +200,7 @@ def _below(folder: int, part: str, *, make: bool) -> int:
         if not make:
             raise
     with contextlib.suppress(FileExistsError):
-        os.mkdir(part, dir_fd=folder)
+        os.mkdir(part, FOLDER_MODE, dir_fd=folder)
     os.fsync(folder)
     return os.open(part, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=folder)
 
@@ -220,7 +231,7 @@ def _new_draft(drafts: int) -> tuple[str, int]:
     """Create and lock a new file; return its name and descriptor."""
     while True:
         name = new_id()
-        file = os.open(name, _DRAFT_FLAGS, 0o666, dir_fd=drafts)
+        file = os.open(name, _DRAFT_FLAGS, FILE_MODE, dir_fd=drafts)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             if os.fstat(file).st_nlink:

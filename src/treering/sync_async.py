@@ -8,10 +8,11 @@ the method is async     its coroutine runs in a loop, this thread waits
 ======================  ===========================================
 
 That loop is the one lent to this context (see `lent`), which the caller of our async API runs in another
-thread, or else a private one in a daemon thread of this process. **Invariant:** a running loop is never
-blocked: `call` refuses an async method on a thread that runs a loop, because waiting there would stop that
-loop, for ever if the method's own connections belong to it. An object that keeps connections should be used
-either from sync or from async code, because asyncio binds a connection to the loop that created it.
+thread (an asyncio loop, or trio's), or else a private one in a daemon thread of this process. **Invariant:**
+a running loop is never blocked: `call` refuses an async method on a thread that runs a loop, because waiting
+there would stop that loop, for ever if the method's own connections belong to it. An object that keeps
+connections should be used either from sync or from async code, because asyncio binds a connection to the
+loop that created it.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ import asyncio
 import contextlib
 import inspect
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator
 from contextvars import ContextVar
 from threading import Lock, Thread
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from treering.errors import Unsupported
+
+if TYPE_CHECKING:
+    import trio
 
 
 class Closing(ABC):
@@ -78,7 +83,11 @@ def call(method: Callable[..., Any], /, *args: Any) -> Any:
             result.close()
         raise _would_block(method)
     loop = _lent.get() or _private_loop.get()
-    return asyncio.run_coroutine_threadsafe(_awaited(result), loop).result()
+    if isinstance(loop, asyncio.AbstractEventLoop):
+        return asyncio.run_coroutine_threadsafe(_awaited(result), loop).result()
+    import trio
+
+    return trio.from_thread.run(_awaited, result, trio_token=loop)
 
 
 def refuse_to_block(*methods: Callable[..., Any]) -> None:
@@ -100,7 +109,9 @@ def lent(loop: asyncio.AbstractEventLoop) -> Generator[None]:
 
 def lend_running_loop() -> None:
     """Lend the loop that runs on this thread, if one does, for the rest of this context (see `lent`)."""
-    if _runs_a_loop():
+    if runs_trio():
+        _lent.set(sys.modules["trio"].lowlevel.current_trio_token())
+    elif _runs_a_loop():
         _lent.set(asyncio.get_running_loop())
 
 
@@ -140,15 +151,23 @@ def _would_block(method: Callable[..., Any]) -> Unsupported:
     )
 
 
+def runs_trio() -> bool:
+    """Whether trio runs on this thread."""
+    trio = sys.modules.get("trio")
+    return trio is not None and trio.lowlevel.in_trio_run()
+
+
 def _runs_a_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return False
+        return runs_trio()
     return True
 
 
-_lent: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("treering_lent_loop", default=None)
+_lent: ContextVar[asyncio.AbstractEventLoop | trio.lowlevel.TrioToken | None] = ContextVar(
+    "treering_lent_loop", default=None
+)
 _private_loop = _PrivateLoop()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_private_loop.abandon)

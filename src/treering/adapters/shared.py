@@ -19,7 +19,6 @@ surrogates. A store keeps them, but neither pydantic's JSON parser nor a search 
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import json
 import re
@@ -115,24 +114,14 @@ class SerialExecutor:
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Queue a call and await its result. Cancelling cancels the waiting, never the call."""
-        return await self._bridge.future(self._enqueue(function, *args, **kwargs))
+        return await self._bridge.wait(self._enqueue(function, *args, **kwargs))
 
     async def settle(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Queue a call and await its result; if cancelled, raise that only when the call has ended.
 
         Code that catches the cancellation then sees the store in its final state.
         """
-        done = self._bridge.future(self._enqueue(function, *args, **kwargs))
-        cancelled: asyncio.CancelledError | None = None
-        while not done.done():
-            try:
-                await asyncio.wait({done})
-            except asyncio.CancelledError as error:
-                cancelled = cancelled or error
-        if cancelled is not None:
-            done.exception()  # retrieve it, so that asyncio does not warn
-            raise cancelled
-        return done.result()
+        return await self._bridge.settle(self._enqueue(function, *args, **kwargs))
 
     def _enqueue(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         done: Future[T] = Future()

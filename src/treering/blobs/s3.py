@@ -7,7 +7,8 @@ request and is never retried here, because after a lost response it is unknown w
 
 Some gateways accept the headers of a conditional write, ignore them, answer 200 and lose updates. Therefore
 the first operation that depends on conditions probes the bucket with an object of its own. **Invariant:** no
-conditional write is sent to a bucket that has not passed this test.
+conditional write is sent to a bucket that has not passed this test. Others ignore the Range header; a part of
+the first object is therefore read back before its write is reported as successful.
 
 The client's threads do not survive a fork: calls in a child would block, or take responses meant for the
 parent. A child of a process that has used S3 gets `Unsupported` instead.
@@ -59,6 +60,7 @@ _MAX_PARTS: Final = 9_000  # S3 allows 10,000
 _PARTS_AT_ONCE: Final = 4
 _PART_TRIES: Final = 4
 _PAGE: Final = 1000
+_RANGE: Final = (1, 2)
 
 # obstore has classes for a few errors; for the others, parse the text (its version is pinned).
 _STATUS: Final = re.compile(r"status code: (\d{3})")
@@ -119,6 +121,7 @@ class S3Blobs:
         except (obstore_errors.BaseError, ValueError) as error:
             raise InvalidInput(f"cannot open {self.url}: {_first_line(error)}") from error
         self._conditional: bool | None = None
+        self._has_ranges = False
         self._probing = Lock()
 
     @property
@@ -148,6 +151,7 @@ class S3Blobs:
                 self._uploads.put(
                     key, data, use_multipart=True, chunk_size=part, max_concurrency=_PARTS_AT_ONCE
                 )
+        self._check_ranges(name, size)
 
     def put_if(self, name: str, data: bytes, *, expect: ETag | None) -> ETag:
         """See `treering.core.storage.Blobs`."""
@@ -236,6 +240,21 @@ class S3Blobs:
         with self._translated(name, writing=True):
             self._store.delete([key])
         return supported
+
+    def _check_ranges(self, name: str, size: int) -> None:
+        """After the first write, refuse a server that ignores ranges: nothing could be read from it."""
+        if self._has_ranges or size < len(_RANGE):
+            return
+        try:
+            piece = self.get(name, start=_RANGE[0], stop=_RANGE[-1])
+        except Unsupported:
+            piece = b""
+        if len(piece) != _RANGE[-1] - _RANGE[0]:
+            raise Unsupported(
+                f"{self.url}: this server ignores the Range header of requests, so what is stored there "
+                "could not be read; use a server that supports it"
+            )
+        self._has_ranges = True
 
     def _rejects(self, key: str, *, mode: PutMode) -> bool:
         try:

@@ -18,7 +18,7 @@ from treering.core import failpoints
 from treering.core.engine import Engine
 from treering.core.ids import new_id
 from treering.errors import Conflict, Corrupt, Unreachable
-from treering.files import translate_os_errors
+from treering.files import make_folder, translate_os_errors
 from treering.maintenance.copy import OnCopy, copy_space
 from treering.maintenance.stats import folder_bytes, user_spaces
 from treering.maintenance.verify import verify
@@ -50,7 +50,7 @@ def back_up(
     building = path.with_name(f".{path.name}.{new_id()}.partial")
     try:
         with translate_os_errors(f"a backup at {path}", writing=True):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             method = _build(engine, building, open_folder, on_progress)
             report = _verified(engine, building, path, open_folder, method)
             failpoints.hit(_CHECKED)

@@ -28,7 +28,7 @@ from treering.core.clock import Clock, SystemClock, to_datetime
 from treering.core.encoding import encode_json
 from treering.core.ids import check_id, file_name
 from treering.errors import Conflict, InvalidInput, MissingExtra
-from treering.files import DRAFTS, Drafts, open_folder, translate_os_errors
+from treering.files import DRAFTS, FILE_MODE, Drafts, open_folder, translate_os_errors
 from treering.memory.documents import (
     MAX_DOCUMENT_BYTES,
     MemoryDocument,
@@ -51,7 +51,6 @@ _FILE_NAME: Final = re.compile(r"[\w(][\w .,()+@&='!-]*", re.UNICODE)
 _NEEDS_ESCAPE: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
 _MAX_FILE_NAME_BYTES: Final = 200
 _MAX_LINE: Final = 1 << 20
-_NEW_FILE_MODE: Final = 0o644
 _TIMES: Final = frozenset({"created_at", "updated_at"})
 _EMPTY_BY_DEFAULT: Final = frozenset({"tags", "auto_load", "expires_at"})
 
@@ -147,7 +146,7 @@ class MarkdownFolder:
             open_folder(self.root, folders, make=True) as folder,
             self._drafts.write([data]) as draft,
         ):
-            mode = _NEW_FILE_MODE
+            mode = FILE_MODE
             if replacing is not None:
                 self._check_unchanged(replacing)
                 mode = os.stat(name, dir_fd=folder).st_mode & 0o777

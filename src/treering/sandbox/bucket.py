@@ -61,6 +61,7 @@ from treering.core.packs import (
 from treering.core.storage import BlobInfo, Blobs, ETag
 from treering.core.tree import links_of
 from treering.errors import Conflict, Corrupt, InvalidInput, MissingObjects, NewerStore, NotFound
+from treering.files import make_folder, open_private
 from treering.sandbox.archive import SandboxArchive, StagedSandbox
 from treering.sandbox.storage import CheckpointInfo, PruneResult
 from treering.workspaces.scan import CachedFolder, CachedWorkspace, StatCache
@@ -309,8 +310,9 @@ class PackIndex:
         entries = read_index(frame, start=start, pack=pack)
         if cached is not None:
             with suppress(OSError):  # no fsync: a torn file fails its checksum
-                cached.parent.mkdir(parents=True, exist_ok=True)
-                cached.write_bytes(frame)
+                make_folder(cached.parent)
+                with open_private(cached, "wb") as file:
+                    file.write(frame)
         return entries
 
     def _locate_all(self) -> None:

@@ -20,6 +20,7 @@ import msgspec
 
 from treering.core.ids import new_id
 from treering.errors import InvalidInput, NotFound
+from treering.files import make_folder
 from treering.sandbox.archive import WORKSPACE, SandboxFolders
 from treering.sandbox.profiles import AgentProfile, treering_home
 
@@ -102,8 +103,7 @@ def make_sandbox(
         workspace=None if workspace is None else str(workspace),
     )
     made = LocalSandbox(record)
-    made.home.mkdir(parents=True, mode=0o700)
-    made.folder.chmod(0o700)
+    make_folder(made.home)
     made.workspace.mkdir(parents=True, exist_ok=True)
     for folder in profile.settings:
         (made.home / folder).mkdir(parents=True, exist_ok=True)

@@ -28,6 +28,7 @@ from treering.core.batch import Usage
 from treering.core.clock import Clock, SystemClock, to_iso
 from treering.core.ids import file_name
 from treering.errors import InvalidInput, NotFound, TreeringError
+from treering.files import FILE_MODE, make_folder
 from treering.sandbox.profiles import AgentProfile, StreamFormat
 from treering.store import Store
 
@@ -298,8 +299,8 @@ class SessionLog:
                 continue
             try:
                 if file is None:
-                    self.path.parent.mkdir(parents=True, exist_ok=True)
-                    file = os.open(self.path, _LOG_FLAGS, 0o600)
+                    make_folder(self.path.parent)
+                    file = os.open(self.path, _LOG_FLAGS, FILE_MODE)
                 while item:
                     item = item[os.write(file, item) :]
             except OSError as error:

@@ -35,7 +35,7 @@ from treering.core.encoding import decode, decode_json, encode, encode_json
 from treering.core.ids import check_id, file_name, thread_key, thread_scope
 from treering.core.query import Erasure, EventQuery, each_record, each_ref, encode_cursor, record_pages
 from treering.errors import Conflict, InvalidInput, RefMoved, TreeringError
-from treering.files import Drafts, open_folder, read_range, translate_os_errors
+from treering.files import Drafts, make_folder, open_folder, read_range, translate_os_errors
 from treering.threads.checkpoint import KIND as CHECKPOINT
 from treering.threads.checkpoint import read_checkpoint
 
@@ -237,7 +237,7 @@ class LineFile:
     def catch_up(self) -> None:
         """Write the lines that the journal has and the file has not."""
         with translate_os_errors(str(self.path), writing=True):
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             with _locked(self.path) as file:
                 end = _repair_end(file)
                 state = self._state

@@ -37,7 +37,7 @@ from treering.core.content import MAX_PAYLOAD, Content, seal_pieces, unseal
 from treering.core.ids import new_id
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, Tree, TreeEntry, encode_tree
 from treering.errors import Corrupt, InvalidInput, TimedOut
-from treering.files import translate_os_errors
+from treering.files import make_folder, open_private, translate_os_errors
 from treering.workspaces.ignore import RESERVED, TEMPORARY, Rules
 
 FileStamp = tuple[int, int, int, int, int]
@@ -606,9 +606,9 @@ class StatCache:
         file = self._file(folder)
         draft = file.with_name(f"{new_id()}.tmp")
         with contextlib.suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(file.parent)
             try:
-                with draft.open("wb") as written:
+                with open_private(draft, "wb") as written:
                     written.writelines(seal_pieces(_encode(cached), compress_from=MAX_PAYLOAD))
                 draft.rename(file)
             finally:

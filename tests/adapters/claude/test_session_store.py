@@ -10,8 +10,11 @@ from itertools import count
 from pathlib import Path
 from threading import Event
 
+import anyio
 import claude_agent_sdk as sdk
 import pytest
+import trio
+import trio.lowlevel
 from claude_agent_sdk.testing import run_session_store_conformance
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +22,10 @@ from hypothesis import strategies as st
 import treering
 from tests.adapters.claude.entries import KEY, entry, uuids
 from treering.adapters.claude.session_store import TreeringSessionStore
+from treering.core.clock import ManualClock
+from treering.engines.memory.engine import MemoryEngine
 from treering.errors import Closed, InvalidInput
+from treering.store import Store
 
 ROOT = Path(__file__).resolve().parents[3]
 CONTRACTS = 14
@@ -31,7 +37,8 @@ def memory():
         yield opened
 
 
-def test_every_contract_of_the_sdks_suite_holds(store):
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_every_contract_of_the_sdks_suite_holds(store, backend):
     """The suite asks for one store to look at, and for one per contract that it then checks."""
     made = []
 
@@ -39,7 +46,7 @@ def test_every_contract_of_the_sdks_suite_holds(store):
         made.append(TreeringSessionStore(store.in_namespace(f"space-{len(made)}")))
         return made[-1]
 
-    asyncio.run(run_session_store_conformance(make))
+    anyio.run(run_session_store_conformance, make, backend=backend)
     assert len(made) == CONTRACTS + 1
     assert store.verify().ok
 
@@ -346,3 +353,73 @@ def test_without_the_sdk_the_extra_is_named():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.startswith("MissingExtra")
     assert "pip install 'treering[claude-agent-sdk]'" in done.stdout
+
+
+def test_tasks_of_trio_write_in_the_order_of_their_calls_and_lose_nothing(store):
+    async def main():
+        async with TreeringSessionStore(store) as sessions:
+            async with trio.open_nursery() as nursery:
+                for number in range(20):
+                    nursery.start_soon(sessions.append, KEY, [entry(f"task-{number}")])
+            assert sorted(uuids(await sessions.load(KEY))) == sorted(f"task-{n}" for n in range(20))
+            await sessions.delete(KEY)
+            assert await sessions.load(KEY) is None
+
+    trio.run(main)
+
+
+def test_a_hook_that_is_a_coroutine_runs_in_trio(memory):
+    seen = []
+
+    async def hook(_context):
+        await trio.lowlevel.checkpoint()
+        seen.append(trio.lowlevel.current_task() is not None)
+
+    memory.hooks.add("post_checkpoint_save", hook)
+
+    async def main():
+        await TreeringSessionStore(memory).append(KEY, [entry("a")])
+
+    trio.run(main)
+    assert seen == [True]
+
+
+def test_cancelling_in_trio_cancels_only_the_waiting(memory):
+    reached, going_on = Event(), Event()
+
+    def hold(_context):
+        reached.set()
+        assert going_on.wait(60)
+
+    memory.hooks.add("pre_checkpoint_save", hold)
+
+    async def main():
+        sessions = TreeringSessionStore(memory)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sessions.append, KEY, [entry("a")])
+            await trio.to_thread.run_sync(reached.wait)
+            nursery.cancel_scope.cancel()
+        going_on.set()
+        assert uuids(await sessions.load(KEY)) == ["a"]
+
+    trio.run(main)
+
+
+def test_sessions_of_one_millisecond_have_an_order():
+    clock = ManualClock(1_790_000_000_000_000)
+    with Store(MemoryEngine(clock=clock), space="default", opener=treering.open) as store:
+        sessions = TreeringSessionStore(store)
+
+        async def main():
+            for number in range(5):
+                clock.advance(seconds=1e-6)
+                await sessions.append({**KEY, "session_id": f"s{number}"}, [entry(f"e{number}")])
+            listed = await sessions.list_sessions(KEY["project_key"])
+            summaries = await sessions.list_session_summaries(KEY["project_key"])
+            return listed, summaries
+
+        listed, summaries = asyncio.run(main())
+    times = [each["mtime"] for each in listed]
+    assert times == sorted(set(times), reverse=True)
+    assert [each["session_id"] for each in listed] == ["s4", "s3", "s2", "s1", "s0"]
+    assert times == [each["mtime"] for each in summaries]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import httpx
 import pytest
@@ -16,7 +17,7 @@ import treering
 from tests.adapters.openai_agents.items import QUIET, say, texts
 from tests.server.running import remote
 from treering.adapters.openai_agents import TreeringSession
-from treering.errors import Unencodable
+from treering.errors import InvalidInput, Unencodable
 
 
 @pytest.fixture(params=["SQLiteSession", "memory", "sqlite", "postgres", "remote"])
@@ -298,3 +299,70 @@ def test_the_sdks_own_wrappers_go_around_it(make_session):
 
 def _without_ids(items):
     return [{name: value for name, value in item.items() if name != "id"} for item in items]
+
+
+@pytest.fixture
+def store():
+    with treering.open("memory:") as opened:
+        yield opened
+
+
+def test_a_setting_that_the_sdk_does_not_have_is_refused(store):
+    for wrong in ({"limitt": 1}, {"limit": "many"}, 5):
+        with pytest.raises(InvalidInput, match="session_settings"):
+            TreeringSession("s", store, session_settings=wrong)
+
+
+SUMMARY = {"id": "cmp_1", "type": "compaction", "encrypted_content": "sealed"}
+
+
+def compacting(session, requests):
+    """OpenAI's own compaction session on ours, with a client whose answers are made here."""
+
+    def answer(request):
+        requests.append(json.loads(request.content))
+        usage = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
+        usage["input_tokens_details"] = {"cached_tokens": 0, "cache_write_tokens": 0}
+        usage["output_tokens_details"] = {"reasoning_tokens": 0}
+        made = {"id": "resp_1", "object": "response.compaction", "created_at": 1, "output": [SUMMARY]}
+        return httpx.Response(200, json={**made, "usage": usage})
+
+    transport = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    client = AsyncOpenAI(api_key="test", http_client=transport)
+    return OpenAIResponsesCompactionSession(
+        session.session_id, session, client=client, compaction_mode="input"
+    )
+
+
+def test_openais_compaction_is_one_checkpoint(store):
+    async def main():
+        session = TreeringSession("s", store)
+        requests = []
+        wrapped = compacting(session, requests)
+        await wrapped.add_items([say("a"), say("b"), say("c")])
+        await wrapped.run_compaction({"force": True})
+        assert [len(each["input"]) for each in requests] == [3]
+        assert [item["type"] for item in await session.get_items()] == ["compaction"]
+        await wrapped.add_items([say("d")])
+        assert len(await TreeringSession("s", store).get_items()) == 2
+
+    asyncio.run(main())
+    # Nobody ever saw the conversation empty, and it can be rewound to before the compaction.
+    assert [len(each.messages) for each in store.thread("s").history()] == [2, 1, 3]
+
+
+def test_a_compaction_of_the_newest_items_keeps_the_older_ones(store):
+    async def main():
+        session = TreeringSession("s", store)
+        await session.add_items([say(each) for each in "abcd"])
+        snapshot = await session._get_compaction_snapshot(3)
+        assert (texts(snapshot.items), snapshot.complete) == (["b", "c", "d"], False)
+        assert await snapshot.replace_suffix(1, [say("summary")])
+        assert texts(await session.get_items()) == ["a", "b", "summary"]
+        # A second one was read before that, and must not undo it.
+        assert not await snapshot.replace_suffix(1, [say("late")])
+        assert texts(await session.get_items()) == ["a", "b", "summary"]
+        assert (await session._get_compaction_snapshot(9)).complete
+
+    asyncio.run(main())
+    assert [len(each.messages) for each in store.thread("s").history()] == [3, 4]

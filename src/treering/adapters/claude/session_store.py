@@ -23,7 +23,6 @@ from treering.bridge import Bridge
 from treering.errors import InvalidInput, MissingExtra, Vetoed
 from treering.sync_async import Closing
 from treering.threads.checkpoint import MESSAGES, Checkpoint, ListPrefix, StateValue
-from treering.threads.directory import ThreadInfo
 from treering.threads.thread import Thread, ThreadMoved
 
 try:
@@ -92,14 +91,13 @@ class TreeringSessionStore(SessionStore, Closing):
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
         """List the main transcripts of a project, newest first."""
         found = await self._bridge.call(self._sessions, project_key)
-        return [{"session_id": key.session_id, "mtime": _mtime(info)} for info, key, _ in found]
+        return [{"session_id": key.session_id, "mtime": mtime} for mtime, key, _ in found]
 
     async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
         """List the SDK's summaries of a project's sessions, newest first, without reading transcripts."""
         found = await self._bridge.call(self._sessions, project_key)
         return [
-            {"session_id": key.session_id, "mtime": _mtime(info), "data": summary}
-            for info, key, summary in found
+            {"session_id": key.session_id, "mtime": mtime, "data": summary} for mtime, key, summary in found
         ]
 
     async def delete(self, key: SessionKey) -> None:
@@ -150,15 +148,23 @@ class TreeringSessionStore(SessionStore, Closing):
         transcript = self._transcript(key)
         await transcript.executor.call(transcript.delete)
 
-    def _sessions(self, project_key: str) -> list[tuple[ThreadInfo, Key, dict[str, Any]]]:
+    def _sessions(self, project_key: str) -> list[tuple[int, Key, dict[str, Any]]]:
+        """Return time, key and summary of a project's sessions, newest first.
+
+        The SDK sorts by a time in milliseconds. Each is later than the one before it, so that sessions of the
+        same millisecond keep their order.
+        """
         threads = self._store.threads(namespace=_namespace(project_key))
-        return [
-            (info, key, state.get(SUMMARY, {}))
-            for info, _, state in read_heads(
-                self._store, (each for each in threads if "/" not in each.id), SESSION, SUMMARY
-            )
-            if SESSION in state and (key := Key(**state[SESSION])).subpath is None
-        ]
+        found: list[tuple[int, Key, dict[str, Any]]] = []
+        heads = read_heads(self._store, (each for each in threads if "/" not in each.id), SESSION, SUMMARY)
+        for info, _, state in reversed(list(heads)):
+            if SESSION in state and (key := Key(**state[SESSION])).subpath is None:
+                mtime = info.updated_at_us // 1000
+                if found:
+                    mtime = max(mtime, found[-1][0] + 1)
+                found.append((mtime, key, state.get(SUMMARY, {})))
+        found.reverse()
+        return found
 
     def _subpaths(self, key: Key) -> list[str]:
         threads = self._store.threads(
@@ -308,7 +314,3 @@ def _extends(before: ListPrefix, now: ListPrefix) -> bool:
 
 def _summary(key: Key, data: dict[str, Any]) -> SessionSummaryEntry:
     return {"session_id": key.session_id, "mtime": 0, "data": data}
-
-
-def _mtime(info: ThreadInfo) -> int:
-    return info.updated_at_us // 1000

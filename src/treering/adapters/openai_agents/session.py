@@ -5,7 +5,8 @@
 
 Each `add_items` is one durable checkpoint of the thread with the session's id, which can be rewound, forked
 and compared like any other. `pop_item` and `clear_session` save a shorter checkpoint: the removed items are
-still in the earlier ones.
+still in the earlier ones. OpenAI's `OpenAIResponsesCompactionSession` works on top of it, and its replacement
+of history by a summary is one checkpoint too.
 
 The runner saves a turn when all of its tools are done. The hooks of `checkpoint_after_tool_call` save each
 tool's result at once, in the state of the thread. A turn that was interrupted is read as far as it got;
@@ -15,7 +16,8 @@ stored one after the other, never mixed; none is lost, and no tool result is sto
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
 from treering.adapters.conversation import retry_if_removed
@@ -39,6 +41,7 @@ try:
         TResponseInputItem,
         UserError,
     )
+    from agents.memory.session_settings import coerce_session_settings
     from agents.tool_context import ToolContext
     from openai.types.responses import ResponseFunctionToolCall
 except ModuleNotFoundError as error:
@@ -57,6 +60,17 @@ _ATTEMPTS: Final = 100
 
 T = TypeVar("T")
 Item = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactionSnapshot:
+    """The last items of a session as OpenAI's compaction session reads and replaces them."""
+
+    items: list[TResponseInputItem]
+    complete: bool
+    """Whether the session has no earlier items."""
+    replace_suffix: Callable[[int, list[TResponseInputItem]], Awaitable[bool]]
+    """Replace ``items[start:]`` in one checkpoint; false if the session has changed since."""
 
 
 class TreeringSession(Closing):
@@ -78,11 +92,7 @@ class TreeringSession(Closing):
         session_settings: SessionSettings | Mapping[str, Any] | None = None,
     ) -> None:
         self.session_id = session_id
-        self.session_settings = (
-            session_settings
-            if isinstance(session_settings, SessionSettings)
-            else SessionSettings(**(session_settings or {}))
-        )
+        self.session_settings = _coerced(session_settings)
         name = thread_name(session_id, "session id")
         place = thread_name(namespace, "namespace") if namespace else ""
         self._metadata = {} if is_plain(session_id) else {"session_id": session_id}
@@ -166,6 +176,46 @@ class TreeringSession(Closing):
             return self._thread.append(*unsaved, state=state, metadata=self._metadata, note=f"tool: {tool}")
 
         await self._executor.settle(self._save_after_last, save)
+
+    # OpenAI's compaction session looks for these two, and where they exist, replaces history in one step.
+    async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
+        """Replace all items by others, in one checkpoint. Earlier checkpoints still have the old ones."""
+        given = _checked_items(items)
+
+        def replace(checkpoint: Checkpoint | None) -> None:
+            self._replace(checkpoint, 0, given)
+
+        await self._executor.settle(self._save_after_head, replace)
+        return True
+
+    async def _get_compaction_snapshot(self, limit: int) -> CompactionSnapshot | None:
+        """Return the last items, and how to replace some of them unless the session changes first."""
+        seen = await self._executor.call(self._thread.get)
+        if _unfinished(seen):
+            return None
+        count = _length(seen)
+        items = [] if seen is None else await self._executor.call(seen.last_messages, min(limit, count))
+        kept = count - len(items)
+
+        async def replace_suffix(start: int, output: list[TResponseInputItem]) -> bool:
+            given = _checked_items(output)
+
+            def replace(checkpoint: Checkpoint | None) -> bool:
+                if checkpoint is None or seen is None or checkpoint.id != seen.id:
+                    return False
+                self._replace(checkpoint, kept + start, given)
+                return True
+
+            return bool(await self._executor.settle(self._save_after_head, replace))
+
+        return CompactionSnapshot(
+            items=cast("list[TResponseInputItem]", items), complete=not kept, replace_suffix=replace_suffix
+        )
+
+    def _replace(self, checkpoint: Checkpoint | None, start: int, items: list[Item]) -> None:
+        kept = [] if checkpoint is None else checkpoint.items(MESSAGES)[:start]
+        state = _state_without_turn(checkpoint, _unfinished(checkpoint))
+        self._thread.checkpoint([*kept, *items], state, metadata=self._metadata, note="compaction")
 
     def _save_after_last(self, save: Callable[[Checkpoint | None], Checkpoint]) -> None:
         """Save after the checkpoint that was seen last; read the head only if that fails."""
@@ -287,6 +337,16 @@ class _ToolCheckpoints(RunHooks[Any]):
 
     async def on_tool_start(self, context: RunContextWrapper[Any], agent: Agent[Any], tool: Tool) -> None:
         await self._hooks.on_tool_start(context, agent, tool)
+
+
+def _coerced(settings: SessionSettings | Mapping[str, Any] | None) -> SessionSettings:
+    """Return settings as the SDK's own sessions take them; an unknown name or a wrong type is an error."""
+    if settings is None:
+        return SessionSettings()
+    try:
+        return coerce_session_settings(settings if isinstance(settings, SessionSettings) else dict(settings))
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"session_settings={settings!r} is not valid: {error}") from error
 
 
 def _output_item(call: ResponseFunctionToolCall, tool: Tool, result: object) -> Item:

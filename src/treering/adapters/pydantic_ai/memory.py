@@ -6,7 +6,6 @@ the stored conversation: nothing accumulates, and an edited document takes effec
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -16,12 +15,13 @@ from treering.errors import InvalidInput, MissingExtra
 from treering.memory.documents import MemoryContext, MemoryDocument, memory_context
 
 try:
+    from anyio import to_thread
     from pydantic_ai.capabilities import AbstractCapability
     from pydantic_ai.messages import ModelMessage, ModelRequest, UserPromptPart
     from pydantic_ai.models import ModelRequestContext
     from pydantic_ai.tools import RunContext
 except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] == "pydantic_ai":
+    if (error.name or "").partition(".")[0] in {"anyio", "pydantic_ai"}:
         raise MissingExtra("treering.adapters.pydantic_ai", "pydantic-ai") from error
     raise
 
@@ -51,7 +51,7 @@ def memory_instructions(
     )
 
     async def remembered() -> str | None:
-        return (await asyncio.to_thread(loader.context)).text or None
+        return (await to_thread.run_sync(loader.context)).text or None
 
     return remembered
 
@@ -99,7 +99,7 @@ class TreeringMemory(AbstractCapability[Any]):
         if place is None:
             return request_context
         at, text = place
-        self.last = await asyncio.to_thread(self._found, text)
+        self.last = await to_thread.run_sync(self._found, text)
         request = request_context.messages[at]
         if self.last.text and isinstance(request, ModelRequest):
             part = UserPromptPart(f"{_FOUND}\n\n{self.last.text}")

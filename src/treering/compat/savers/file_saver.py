@@ -29,7 +29,7 @@ from treering.core.clock import Clock, SystemClock
 from treering.core.content import seal, unseal
 from treering.core.retention import Keep
 from treering.errors import InvalidInput
-from treering.files import Drafts, open_folder, read_range, translate_os_errors
+from treering.files import FILE_MODE, Drafts, open_folder, read_range, translate_os_errors
 from treering.threads.hooks import HooksLike
 
 _LOCKS: Final = 64
@@ -159,7 +159,7 @@ class NestedFolderStore:
         with translate_os_errors(str(self._root / _LOCK_FOLDER), writing=True):
             with open_folder(self._root, (_LOCK_FOLDER,), make=True) as folder:
                 number = f"{crc32(name.encode()) % _LOCKS:02}"
-                file = os.open(number, _LOCK_FLAGS, 0o666, dir_fd=folder)
+                file = os.open(number, _LOCK_FLAGS, FILE_MODE, dir_fd=folder)
             fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield

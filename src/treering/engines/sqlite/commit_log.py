@@ -50,6 +50,7 @@ from treering.engines.sql.engine import BEFORE_COMMIT
 from treering.engines.sql.read import pack_item_blocks
 from treering.engines.sql.session import for_rows
 from treering.errors import Corrupt, TreeringError
+from treering.files import FILE_MODE
 
 if TYPE_CHECKING:
     import sqlite3
@@ -309,7 +310,7 @@ class LastCommit:
         self._no = no
         try:
             if self._file is None:
-                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
             os.pwrite(self._file, _line(no, "disk" if self._is_durable else _boot_id()), 0)
         except OSError:
             return

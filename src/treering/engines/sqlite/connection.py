@@ -32,7 +32,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -43,6 +43,7 @@ from treering.engines.sql.session import RECEIPTS, query_in_chunks
 from treering.engines.sqlite.commit_log import IS_PENDING, WIPE, flush
 from treering.engines.sqlite.errors import FAILURES, damaged, is_busy, translate
 from treering.errors import Busy, Closed, ReadOnly, StoreFull
+from treering.files import FILE_MODE, open_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -244,6 +245,7 @@ class SqliteDatabase:
             self._readers.append(session)
 
     def _connect(self) -> sqlite3.Connection:
+        _create_private(self.path)
         connection = sqlite3.connect(
             self.path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=512
         )
@@ -273,6 +275,7 @@ class SqliteDatabase:
         """Copy the database as it is at one moment; in WAL mode writers continue meanwhile."""
         session = self.acquire_reader()
         try:
+            _create_private(target)
             copy = sqlite3.connect(target)
             try:
                 session.connection.backup(copy)
@@ -632,7 +635,7 @@ class WriterQueue:
             self._file = None
 
     def _open(self) -> int:
-        return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
 
     def _wait_for_turn(self, seconds: float) -> _Turn:
         if self._requests is None:
@@ -796,3 +799,10 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(
         before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
     )
+
+
+def _create_private(path: Path) -> None:
+    """Create a database that only its owner may read; SQLite gives its log the same mode."""
+    if not path.exists():
+        with suppress(OSError):  # another process was faster, or SQLite reports what is wrong
+            open_private(path, "xb").close()

@@ -181,7 +181,7 @@ class SqliteEngine(SqlEngine):
         """Copy database and packs consistently into a new folder, while writers continue."""
         refuse_occupied(folder)
         with files.translate_os_errors(str(folder), writing=True):
-            folder.mkdir(parents=True, exist_ok=True)
+            files.make_folder(folder)
             for attempt in range(_SNAPSHOT_TRIES):
                 self._sqlite.copy_to(folder / schema.SQLITE_FILE)
                 hit(COPIED)

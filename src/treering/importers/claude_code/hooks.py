@@ -26,6 +26,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from treering.errors import InvalidInput
+from treering.files import make_folder, open_private
 from treering.importers.claude_code.sessions import import_claude_code
 
 EVENTS: Final = (
@@ -192,7 +193,7 @@ def _import_lock(session: str, store: str | None) -> Generator[bool]:
         yield True
         return
     next_, now = lock_files(session, store)
-    with next_.open("w") as following, now.open("w") as working:
+    with open_private(next_, "w") as following, open_private(now, "w") as working:
         try:
             flock(following, LOCK_EX | LOCK_NB)
         except BlockingIOError:
@@ -218,8 +219,8 @@ def _log_errors() -> Generator[None]:
         given = os.environ.get(LOG)
         path = Path(given) if given else Path.home() / ".treering" / "hooks.log"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as log:
+            make_folder(path.parent)
+            with open_private(path, "a") as log:
                 log.write(f"{datetime.now(UTC).isoformat()} {traceback.format_exc()}\n")
         except OSError:
             return
