@@ -20,6 +20,7 @@ from ruamel.yaml import YAML
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = YAML(typ="safe").load(ROOT / "deploy" / "compose.yaml")
 AGENT, SERVER = COMPOSE["services"]["agent"], COMPOSE["services"]["server"]
+KEY = "7qhX2mZk9TvB4cWnR8sLdP3fYgJ6aEuV"
 PROGRAMS = {"python": [sys.executable], "treering": [sys.executable, "-m", "treering"]}
 
 
@@ -39,7 +40,7 @@ def running(service, app: Path, **options):
         cwd=app,
         text=True,
         bufsize=1,
-        env=os.environ | {"PYTHONUNBUFFERED": "1", "TREERING_API_KEY": "k" * 40},
+        env=os.environ | {"PYTHONUNBUFFERED": "1", "TREERING_API_KEY": KEY},
         **options,
     )
     try:
@@ -98,5 +99,5 @@ def test_what_the_containers_run_outlives_them(tmp_path):
         port = re.search(r"http://0\.0\.0\.0:(\d+);", process.stderr.readline())[1]
         url = f"http://127.0.0.1:{port}/threads/terminal_me"
         assert httpx.get(url).status_code == 401
-        shown = httpx.get(url, headers={"Authorization": "Bearer " + "k" * 40}).json()
+        shown = httpx.get(url, headers={"Authorization": "Bearer " + KEY}).json()
     assert [each["content"] for each in shown["messages"]][::2] == ["hello", "again"]

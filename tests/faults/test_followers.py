@@ -16,6 +16,7 @@ from treering.store import Store
 from treering.testing.portrait import cursor_behind
 
 WRITERS = {"sqlite": 4, "postgres": 8}
+ENDLESS = 10**9
 
 
 def test_a_follower_misses_nothing(location: StoreLocation, tmp_path: Path):
@@ -107,6 +108,7 @@ class Writer:
 
 
 def start(location: StoreLocation, name: str, file: Path, commits: int) -> Writer:
-    words = command("reports", location, writer=name, rounds=10 * commits if name == "w0" else commits)
+    rounds = ENDLESS if name == "w0" else commits  # the one that is killed never gets to its end
+    words = command("reports", location, writer=name, rounds=rounds)
     with file.open("wb") as output:
         return Writer(name, file, subprocess.Popen(words, cwd=REPOSITORY, stdout=output))

@@ -231,6 +231,19 @@ def test_the_watch_judges_and_sends_by_itself_and_tries_again(store, receiver):
     assert len({headers["webhook-id"] for _, headers, _ in receiver.requests}) == 1
 
 
+def test_the_watch_of_a_closed_store_ends_and_says_so_once(caplog):
+    store = treering.open("memory:")
+    store.alerts.set_webhook("ops", "https://example.org/hook")
+    watch = store.alerts.watch(seconds=0.01).start()
+    store.close()
+    watch._thread.join(timeout=60)
+    assert not watch._thread.is_alive()
+    watch.close()
+    assert [record.message for record in caplog.records] == [
+        "the store of the alerts was closed; nothing more is sent"
+    ]
+
+
 def raised(store, *whys):
     store.alerts.set_rule("failed", "failed")
     for why in whys:

@@ -101,5 +101,7 @@ def test_rules_and_alerts(client, store):
     assert client.delete("/alerts/rules/failed").status_code == 404
     store.alerts.set_webhook("ops", "https://example.org/hook")
     assert client.get("/alerts/webhooks").json()["webhooks"][0]["url"] == "https://example.org/hook"
-    assert client.put("/alerts/webhooks/ops", json={"url": "http://10.0.0.1/"}).status_code == 405
+    changed = client.put("/alerts/webhooks/ops", json={"url": "https://example.org/other"})
+    assert (changed.status_code, changed.json()["url"]) == (200, "https://example.org/other")
+    assert client.put("/alerts/webhooks/ops", json={"url": "ftp://example.org/"}).status_code == 422
     assert client.delete("/alerts/webhooks/ops").status_code == 200

@@ -12,7 +12,7 @@ from importlib import import_module
 import pytest
 
 import treering
-from tests.limits.test_webhooks import receiver, secret  # noqa: F401 - their fixtures
+from tests.limits.test_webhooks import _loopback_is_allowed, receiver, secret  # noqa: F401 - their fixtures
 from tests.runs.test_search import small_pages  # noqa: F401 - their fixture
 from tests.runs.test_timeline import run  # noqa: F401 - their fixture
 from tests.server.running import running

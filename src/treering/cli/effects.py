@@ -97,7 +97,10 @@ def show_effect(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Show an effect: the call, its attempts, its outcome, and what happened since it was asked for."""
+    """Show an effect: its call, attempts and outcome.
+
+    Also what happened since the call was asked for.
+    """
     with place.existing() as opened:
         effect = opened.effects.get(effect_id)
         changes = opened.effects.changes(effect.id, workspace=workspace)

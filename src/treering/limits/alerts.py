@@ -28,7 +28,7 @@ from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import Scope, check_id, thread_key, thread_of_key
 from treering.core.query import EventQuery, SumQuery, each_ref
 from treering.core.rollups import ERROR
-from treering.errors import Corrupt, InvalidInput, NotFound, RefMoved, TreeringError
+from treering.errors import Closed, Corrupt, InvalidInput, NotFound, RefMoved, TreeringError
 from treering.limits.webhooks import (
     ALERT_REFS,
     SCOPE,
@@ -476,6 +476,7 @@ CLOSE_SECONDS: Final = 5.0
 MAX_SENDING: Final = 8
 """How many webhooks are sent to at the same time."""
 _RULES_TASK: Final = "rules"
+_WEBHOOKS_TASK: Final = "webhooks"
 
 
 class AlertWatch:
@@ -557,19 +558,31 @@ class AlertWatch:
 
     def _work(self) -> None:
         while not self._stop.is_set():
-            self.run_once()
+            try:
+                self.run_once()
+            except Closed:
+                log.warning("the store of the alerts was closed; nothing more is sent")
+                return
             self._stop.wait(self._next_seconds())
 
     def _webhooks(self) -> list[str]:
-        try:
-            return [webhook.name for webhook in self._alerts.webhooks()]
-        except TreeringError as error:
-            log.warning("webhooks cannot be read: %s", error)
+        if not self._is_due(_WEBHOOKS_TASK):
             return []
+        try:
+            names = [webhook.name for webhook in self._alerts.webhooks()]
+        except Closed:
+            raise
+        except TreeringError as error:
+            self._back_off(_WEBHOOKS_TASK, str(error))
+            return []
+        self._reset(_WEBHOOKS_TASK)
+        return names
 
     def _examine(self) -> None:
         try:
             self._alerts.examine()
+        except Closed:
+            raise
         except TreeringError as error:
             self._back_off(_RULES_TASK, str(error))
         else:

@@ -43,7 +43,7 @@ def test_every_contract_of_the_sdks_suite_holds(store, backend):
     made = []
 
     def make():
-        made.append(TreeringSessionStore(store.in_namespace(f"space-{len(made)}")))
+        made.append(TreeringSessionStore(store.in_namespace(f"{backend}-{len(made)}")))
         return made[-1]
 
     anyio.run(run_session_store_conformance, make, backend=backend)
