@@ -79,7 +79,7 @@ class MarkdownFolder:
         new = parse_document(document)
         with self.locked():
             file = self._find(new.id)
-            if file is not None and file.matches(new):
+            if file is not None and file.has_all(new):
                 return file.document
             now = to_datetime(self._clock.now_us())
             created = new.created_at or (None if file is None else file.document.created_at) or now
@@ -207,10 +207,19 @@ class MarkdownFile(msgspec.Struct, frozen=True, kw_only=True):
         return self.document.id
 
     def matches(self, document: MemoryDocument) -> bool:
-        """Whether content and metadata are equal, apart from the times of saving."""
+        """Whether content and metadata are equal, apart from the times of saving and from empty defaults."""
         return self.document.content == document.content and _comparable_metadata(
             self.document
         ) == _comparable_metadata(document)
+
+    def has_all(self, document: MemoryDocument) -> bool:
+        """Whether the file says all that the document says, so that saving it would change nothing."""
+        ignored = _TIMES if document.created_at is None else {"updated_at"}
+        mine, theirs = (
+            encode_json({key: value for key, value in each.metadata.items() if key not in ignored})
+            for each in (self.document, document)
+        )
+        return self.document.content == document.content and mine == theirs
 
 
 def document_path(id: str) -> str:
@@ -256,7 +265,8 @@ def read_markdown(root: Path, path: str) -> MarkdownFile:
 def render_document(document: MemoryDocument, file: MarkdownFile | None, *, with_times: bool = False) -> str:
     """Return the text of a document's file, as close as possible to the current text.
 
-    The times of saving are written if the file has them already, or ``with_times``.
+    Without ``with_times``, what a store adds to every document (the times of saving, no tags, no
+    ``auto_load``) is written only if the file has it already. Everything else is written as it is.
     """
     path = document_path(document.id) if file is None else file.path
     before: dict[str, Any] = {} if file is None else read_front_matter(file.text, path)
@@ -265,11 +275,8 @@ def render_document(document: MemoryDocument, file: MarkdownFile | None, *, with
     for key, value in document.metadata.items():
         if key in before and encode_json(parsed.get(key)) == encode_json(value):
             metadata[key] = before[key]  # equal values stay as they are written
-        elif key in _TIMES and not with_times and key not in before:
-            continue
-        elif key in before or value not in (None, [], False):
-            # YAML dialects differ in how they read fractions of a second.
-            metadata[key] = value.replace(microsecond=0) if isinstance(value, datetime) else value
+        elif with_times or key in before or not (key in _TIMES or (key in _EMPTY_BY_DEFAULT and not value)):
+            metadata[key] = value
     if path.removesuffix(SUFFIX) != document.id or "id" in before:
         metadata["id"] = document.id
     text = Markdown("", document.content) if file is None else file.text
