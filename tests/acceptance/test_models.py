@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -144,7 +146,10 @@ def test_every_reference_leads_to_a_payload():
                     continue
                 blob = session.exec(select(BlobRef).where(BlobRef.id == reference)).one()
                 assert blob.id == reference
-                assert len(blob.sha256) == 64
+                data = blob.data
+                if blob.kind == "json":
+                    data = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+                assert blob.sha256 == hashlib.sha256(data.encode()).hexdigest()
                 assert blob.created_at.year >= 2024
                 found.setdefault((entity, column), []).append((blob.kind, blob.data))
         assert sorted(map(str, found[AgentSpan, "input_ref"])) == [

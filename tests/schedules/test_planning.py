@@ -157,6 +157,13 @@ def test_a_once_task_missed_beyond_its_window_is_done_and_reported():
     assert skipped(step) == [(5, 5, 1, planning.EXPIRED)]
 
 
+def test_a_once_task_runs_however_late_unless_its_policy_has_a_window():
+    step = planning.advance(task(type="once", value="2026-02-24T10:05:00+00:00"), at(60 * 24 * 400))
+    assert (opened(step), skipped(step)) == ([5], [])
+    daily = planning.advance(task(minutes=1440), at(60 * 24 * 3 + 1))
+    assert (opened(daily), len(skipped(daily))) == ([60 * 24 * 3], 1)
+
+
 def test_manual_occurrences_get_distinct_times():
     asked = task()
     for _ in range(3):
@@ -169,7 +176,7 @@ policies = st.builds(
     Policy,
     catch_up=st.sampled_from(["skip", "once", "all"]),
     catch_up_max=st.integers(1, 5),
-    window_seconds=st.sampled_from([0.0, 90.0, 600.0, 86_400.0]),
+    window_seconds=st.sampled_from([0.0, 90.0, 600.0, 86_400.0, None]),
     grace_seconds=st.sampled_from([0.0, 30.0, 90.0]),
     overlap=st.sampled_from(["skip", "buffer", "allow"]),
     max_attempts=st.integers(1, 3),

@@ -78,6 +78,22 @@ def test_the_handler_receives_the_task_and_its_recipient(store, clock, work):
     assert now.runs == 1
 
 
+def test_a_reminder_that_nobody_could_run_fires_late_and_says_so(store, clock, work):
+    once = store.schedules.once("2026-02-25T08:00:00", prompt="Call Bob")
+    told = store.schedules.once("2026-02-25T08:00:00", prompt="Stale", policy=Policy(window_seconds=60))
+    clock.advance(seconds=9 * 86_400)
+    handled = []
+    assert tick_and_wait(work(handled.append)) == 1
+    (occurrence,) = handled
+    assert (occurrence.task_id, occurrence.prompt) == (once.id, "Call Bob")
+    assert occurrence.late_seconds > 7 * 86_400
+    (report,) = store.schedules.occurrences(once.id)
+    assert (report.outcome, report.late_us) == ("ok", round(occurrence.late_seconds * 1e6))
+    assert store.schedules.get(once.id).status == "done"
+    (skipped,) = store.schedules.occurrences(told.id)
+    assert (skipped.outcome, skipped.reason) == ("skipped", "missed: older than the catch-up window")
+
+
 def test_an_occurrence_is_linked_to_its_run_and_thread(store, clock, work):
     task = store.schedules.interval(60, prompt="p")
     seen = []

@@ -6,6 +6,7 @@ gets the prompt on standard input and the rest in its environment, and its stand
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -196,7 +197,7 @@ def list_occurrences(
         (
             clean(each.task_id),
             when(each.scheduled_at),
-            each.outcome if each.count == 1 else f"{each.outcome} x{each.count}",
+            _outcome(each),
             "" if each.outcome == "skipped" else f"{each.duration_us / 1e6:.2f}",
             one_line(clean(each.reason or ("" if each.result is None else json_text(each.result)))),
         )
@@ -236,6 +237,12 @@ def _task(task: Task) -> dict[str, Any]:
         "thread_id": task.thread_id,
         "metadata": raw(task.metadata),
     }
+
+
+def _outcome(report: OccurrenceReport) -> str:
+    many = "" if report.count == 1 else f" x{report.count}"
+    late = f", {timedelta(seconds=report.late_us // 1_000_000)} late" if report.late_us else ""
+    return f"{report.outcome}{many}{late}"
 
 
 def _report(report: OccurrenceReport) -> dict[str, Any]:
@@ -324,6 +331,7 @@ def _program(command: list[str]) -> Callable[[Occurrence], str]:
             "TREERING_CHAT_ID": occurrence.chat_id,
             "TREERING_THREAD_ID": occurrence.thread_id,
             "TREERING_SCHEDULED_AT": occurrence.scheduled_at.isoformat(),
+            "TREERING_LATE_SECONDS": f"{occurrence.late_seconds:g}",
             "TREERING_ATTEMPT": str(occurrence.attempt),
             "TREERING_TOKEN": str(occurrence.token),
         }

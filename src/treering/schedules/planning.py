@@ -163,7 +163,7 @@ def _due(task: Task, now_us: int, skips: list[Skip]) -> tuple[list[int], int | N
     """Return the due times that should run, and the next one in the future."""
     policy = task.policy
     first_us = task.next_run_us or 0
-    window_us = now_us - round(policy.window_seconds * SECOND_US)
+    window_us = 0 if task.window_us is None else now_us - task.window_us
     expired = _SkipCounter(EXPIRED)
     superseded = _SkipCounter(OVER_LIMIT if policy.catch_up == "all" else CAUGHT_UP)
     limit = min(policy.catch_up_max, MAX_OPEN) if policy.catch_up == "all" else 1

@@ -344,6 +344,7 @@ def _validate_policy(policy: Policy) -> Policy:
         ("window_seconds", 0),
         ("grace_seconds", 0),
     ):
-        if not getattr(policy, name) >= least:
-            raise InvalidInput(f"invalid policy: {name}={getattr(policy, name)!r}; use {least} or more")
+        value = getattr(policy, name)
+        if value is not None and not value >= least:
+            raise InvalidInput(f"invalid policy: {name}={value!r}; use {least} or more")
     return policy

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import structs
 
 from treering.core.batch import Event
-from treering.core.clock import to_datetime, to_iso
+from treering.core.clock import DAY_US, SECOND_US, to_datetime, to_iso
 from treering.core.encoding import decode, decode_json, encode, encode_json
 from treering.core.ids import Scope, namespace_prefix, parse_scope, thread_key
 from treering.errors import Corrupt, Unencodable
@@ -62,10 +62,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     catch_up: CatchUp = "once"
     catch_up_max: int = 100
     """With ``catch_up="all"``, run at most this many missed occurrences, the newest ones."""
-    window_seconds: float = 86_400.0
-    """Occurrences that were due longer ago than this are never caught up."""
+    window_seconds: float | None = None
+    """Occurrences that were due longer ago than this are never caught up. ``None``: a day for tasks that
+    repeat, and no limit for one that runs once."""
     grace_seconds: float = 60.0
-    """With ``catch_up="skip"``, an occurrence may still run when it is this late."""
+    """An occurrence that starts later than this is marked as late; with ``catch_up="skip"`` it does not run."""
     overlap: Overlap = "skip"
     max_attempts: int = 5
     """Give up an occurrence after this many workers died on it."""
@@ -132,6 +133,14 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return TaskId(self.id).thread_id
 
     @property
+    def window_us(self) -> int | None:
+        """How long ago an occurrence may have been due to be caught up; ``None`` for no limit."""
+        seconds = self.policy.window_seconds
+        if seconds is None:
+            return None if self.type == "once" else DAY_US
+        return round(seconds * SECOND_US)
+
+    @property
     def timing(self) -> Timing:
         """The schedule, which computes due times."""
         return Timing(type=self.type, value=self.value, tz=self.tz, anchor_us=self.created_at_us)
@@ -176,6 +185,8 @@ class Occurrence(msgspec.Struct, frozen=True, kw_only=True):
     """``scheduler_{task_id}``, the thread to write to."""
     run_id: str | None = None
     """The run that records the handler."""
+    late_seconds: float = 0.0
+    """How long after it was due it started; 0 within the policy's ``grace_seconds``."""
     manual: bool = False
     metadata: dict[str, Any] = {}
 
@@ -196,6 +207,8 @@ class OccurrenceReport(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str | None = None
     ended_at_us: int
     duration_us: int = 0
+    late_us: int = 0
+    """How long after it was due it started; 0 within the policy's ``grace_seconds``."""
     manual: bool = False
 
     @property
@@ -247,6 +260,8 @@ def decode_task(ref: Ref) -> Task:
 
 def occurrence_of(task: Task, claimed: OpenOccurrence, run_id: str | None) -> Occurrence:
     """Build the occurrence that the handler receives."""
+    late_us = claimed.claimed_at_us - claimed.at_us
+    is_late = late_us > task.policy.grace_seconds * SECOND_US
     return Occurrence(
         task_id=task.id,
         prompt=task.prompt,
@@ -259,6 +274,7 @@ def occurrence_of(task: Task, claimed: OpenOccurrence, run_id: str | None) -> Oc
         token=claimed.token,
         thread_id=task.thread_id,
         run_id=run_id,
+        late_seconds=late_us / SECOND_US if is_late else 0.0,
         manual=claimed.manual,
         metadata=task.metadata,
     )
@@ -316,6 +332,8 @@ def add_finish_event(
     }
     if occurrence.manual:
         data["manual"] = True
+    if occurrence.late_seconds:
+        data["late_us"] = round(occurrence.late_seconds * SECOND_US)
     if error is not None:
         data["error"] = error
     add_event(
@@ -359,6 +377,7 @@ def read_report(engine: Engine, space: str, record: Record) -> OccurrenceReport:
         run_id=event.run,
         ended_at_us=event.ts_us,
         duration_us=event.duration_us or 0,
+        late_us=data.get("late_us", 0),
         manual=data.get("manual", False),
     )
 

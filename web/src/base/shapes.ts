@@ -293,6 +293,7 @@ export interface OccurrenceReport {
   run_id: string | null;
   ended_at_us: number;
   duration_us: number;
+  late_us: number;
   manual: boolean;
 }
 

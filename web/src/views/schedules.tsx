@@ -181,6 +181,7 @@ function One({ line: { task, next }, onChange }: { line: TaskLine; onChange: () 
                   <span title={stamp(each.scheduled_at_us)}>
                     {stamp(each.scheduled_at_us)}
                     {each.count > 1 && ` and ${each.count - 1} more`}
+                    {each.late_us > 0 && `, ${duration(each.late_us)} late`}
                   </span>
                   <span class="number">{each.duration_us ? duration(each.duration_us) : ""}</span>
                   <span class="cut muted">{each.reason || (each.manual ? "run now" : "")}</span>

@@ -12,6 +12,7 @@ of the entity; the column types in `entities` use them.
 from __future__ import annotations
 
 from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 from sqlalchemy import create_engine, event
@@ -120,7 +121,7 @@ class _Payloads:
         content = self._last[1]
         if name == "kind":
             return content.kind
-        return content.name if name == "sha256" else decode(content)
+        return sha256(content.data).hexdigest() if name == "sha256" else decode(content)
 
 
 def _connected(store: Store, dialect: Dialect) -> Any:

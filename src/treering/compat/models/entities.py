@@ -312,7 +312,8 @@ class ToolResult(Entity, table=True):
 class BlobRef(Entity, table=True):
     """A payload: ``kind`` is ``json`` or ``text``, ``data`` the value.
 
-    ``kind``, ``data`` and ``sha256`` (its object name) are read with the row; they cannot be compared in SQL.
+    ``kind``, ``data`` and ``sha256`` are read with the row; they cannot be compared in SQL. ``sha256`` is of
+    the text in UTF-8, or of the JSON in canonical form (sorted keys, no spaces).
     """
 
     __tablename__: ClassVar[Any] = "treering_blob_ref"
