@@ -23,13 +23,13 @@ import inspect
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Iterable
 from contextvars import ContextVar
 from threading import Lock, Thread
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
-from treering.errors import Unsupported
+from treering.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:
     import trio
@@ -90,10 +90,30 @@ def call(method: Callable[..., Any], /, *args: Any) -> Any:
     return trio.from_thread.run(_awaited, result, trio_token=loop)
 
 
+def collect(method: Callable[..., Any], /, *args: Any) -> list[Any]:
+    """Return what ``method(*args)`` lists: an iterable, an awaitable of one, or an async iterator.
+
+    Raises `Unsupported` where `call` does, and `InvalidInput` for what is not iterable.
+    """
+
+    def listed() -> Any:
+        result = method(*args)
+        return _items(result) if hasattr(result, "__aiter__") else result
+
+    if inspect.isasyncgenfunction(method) and _runs_a_loop():
+        raise _would_block(method)
+    found = call(listed)
+    if not isinstance(found, Iterable) or isinstance(found, str):
+        name = getattr(method, "__qualname__", repr(method))
+        raise InvalidInput(f"{name} returned {found!r}; return a list, or any other iterable")
+    return list(cast("Iterable[Any]", found))
+
+
 def refuse_to_block(*methods: Callable[..., Any]) -> None:
     """Raise `Unsupported` if `call` would do so for one of these. For use before a lock is taken."""
     for method in methods:
-        if inspect.iscoroutinefunction(method) and _runs_a_loop():
+        is_async = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
+        if is_async and _runs_a_loop():
             raise _would_block(method)
 
 
@@ -138,6 +158,10 @@ class _PrivateLoop:
         # The child has no such thread, and the parent still uses its pipes: leave it alone.
         self._lock = Lock()
         self._loop = None
+
+
+async def _items(result: AsyncIterable[Any]) -> list[Any]:
+    return [each async for each in result]
 
 
 async def _awaited(result: Awaitable[Any]) -> Any:

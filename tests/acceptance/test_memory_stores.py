@@ -35,18 +35,6 @@ METADATA = st.fixed_dictionaries(
     },
 )
 
-METADATA = st.fixed_dictionaries(
-    {},
-    optional={
-        "tags": st.lists(st.sampled_from(["a", "b"]), unique=True),
-        "auto_load": st.booleans(),
-        "flag": st.booleans() | st.none(),
-        "number": st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False),
-        "when": st.datetimes(datetime(1970, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC)),  # noqa: DTZ001
-        "words": st.lists(st.sampled_from(["", "no", "0", "null", "1e5"])),
-    },
-)
-
 STORES = {
     "files": lambda folder: FilesystemMemoryStore(root_dir=folder / ".agent" / "memory"),
     "memory": lambda _: InMemoryMemoryStore(),
@@ -199,28 +187,27 @@ def test_any_metadata_reads_back_from_a_file(tmp_path, first, second):
         assert {key: found[key] for key in found if key not in {"created_at", "updated_at"}} == metadata
 
 
-def test_empty_values_and_fractions_of_a_second_are_kept(store):
-    moment = datetime(2100, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
-    metadata = {
-        "tags": [], "auto_load": False, "expires_at": moment, "created_at": moment, "when": moment,
-        "no": False, "zero": 0, "nothing": None, "empty": [], "blank": "", "fields": {}, "ratio": 0.0,
-    }  # fmt: skip
-    store.save({"id": "a", "content": "x", "metadata": metadata})
-    found = store.get("a")
-    assert {key: found.metadata[key] for key in metadata} == metadata
-    assert [type(found.metadata[key]) for key in ("no", "zero", "ratio")] == [bool, int, float]
-    store.save({"id": "a", "content": "x", "metadata": {"no": False}})
-    assert "zero" not in store.get("a").metadata, "metadata is replaced as a whole"
+class AwaitedStore:
+    """A user's own memory store."""
+
+    async def query(self):
+        await asyncio.sleep(0)
+        return [{"id": "a", "content": "Alice likes walnuts.", "metadata": {"autoLoad": True}}]
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(first=METADATA, second=METADATA)
-def test_any_metadata_reads_back_from_a_file(tmp_path, first, second):
-    store = FilesystemMemoryStore(root_dir=tmp_path)
-    for metadata in (first, second):
-        store.save({"id": "a", "content": "x", "metadata": metadata})
-        found = FilesystemMemoryStore(root_dir=tmp_path).get("a").metadata
-        assert {key: found[key] for key in found if key not in {"created_at", "updated_at"}} == metadata
+class GeneratingStore:
+    async def query(self):
+        yield MemoryDocument(id="a", content="Alice likes walnuts.", metadata={"auto_load": True})
+
+
+@pytest.mark.parametrize("own", [AwaitedStore(), GeneratingStore()])
+def test_a_users_own_async_store_works_in_the_middleware(own):
+    model = Scripted(said("one"), said("two"))
+    agent = create_agent(model=model, middleware=[create_agent_memory_middleware(store=own)])
+    agent.generate(prompt="Hi")
+    asyncio.run(agent.agenerate(prompt="Hi"))
+    assert ["walnuts" in messages[0]["content"] for messages in model.seen] == [True, True]
+    assert [each.id for each in load_agent_memory(store=own, agent_id="x")] == ["a"]
 
 
 def test_the_middleware_loads_by_flag_limit_and_filter(store):

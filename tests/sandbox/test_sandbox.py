@@ -180,6 +180,17 @@ def test_exclusions_and_patterns_of_the_users(storage: StorageConfig) -> None:
             (work / name).parent.mkdir(parents=True, exist_ok=True)
             (work / name).write_text("x")
         (work / ".treeringignore").write_text("*.big\n")
+        settings = sandbox.home / ".scribbler"
+        for name in (
+            "node_modules/x.js",
+            "plugins/p/__pycache__/a.pyc",
+            ".cache/b",
+            "temp/kept",
+            "venv/c",
+            "d.pyc",
+        ):
+            (settings / name).parent.mkdir(parents=True, exist_ok=True)
+            (settings / name).write_text("x")
         info = sandbox.run("write report.txt x").checkpoint
         kept = [
             each.path
@@ -188,6 +199,7 @@ def test_exclusions_and_patterns_of_the_users(storage: StorageConfig) -> None:
         ]
     assert kept == [
         ".scribbler/sessions/one.jsonl",
+        ".scribbler/temp/kept",
         "workspace/.treeringignore",
         "workspace/keep/d.txt",
         "workspace/report.txt",

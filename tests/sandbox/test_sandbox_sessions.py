@@ -122,6 +122,20 @@ def test_the_session_log(tmp_path: Path) -> None:
     sandbox.close()
 
 
+@pytest.mark.parametrize("prefix", ["x" * 36, "a-customer_with.a-long.name" * 4])
+def test_a_log_is_named_as_documented_however_long_its_tag(prefix: str) -> None:
+    with Sandbox(SCRIBBLER, session_tag_prefix=prefix) as sandbox:
+        sandbox.run("write a.txt 1")
+        tag = sandbox.get_session_tag()
+        assert re.fullmatch(
+            re.escape(f"{tag}_local_{sandbox.get_session()}_{SCRIBBLER.name}_")
+            + r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d-\d{3}Z\.jsonl",
+            sandbox.log_path.name,
+        )
+        sandbox._session.flush()
+        assert log_of(sandbox)[0]["_meta"]["tag"] == tag
+
+
 def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     sandbox = Sandbox(SCRIBBLER, sessions_folder=tmp_path / "file")

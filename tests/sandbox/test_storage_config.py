@@ -17,7 +17,7 @@ from tests.sandbox import certificates
 from tests.servers.bucket import S3Bucket
 from treering.blobs.location import AccessKeys, find_credentials, find_region
 from treering.errors import InvalidInput, MissingExtra
-from treering.sandbox import StorageConfig
+from treering.sandbox import Sandbox, StorageConfig, list_checkpoints
 from treering.sandbox.storage import gateway_of, open_bucket
 
 GIVEN = AccessKeys(access_key_id="given", secret_access_key="given-secret")
@@ -69,6 +69,21 @@ def test_what_is_no_place_is_refused_with_the_accepted_forms(url: str) -> None:
     with pytest.raises(InvalidInput, match="s3://bucket/prefix") as caught:
         open_bucket(StorageConfig(url))
     assert "secret" not in str(caught.value)
+
+
+def test_a_dict_of_its_fields_is_a_config(tmp_path: Path) -> None:
+    with Sandbox("program", storage={"url": tmp_path / "bucket"}) as sandbox:
+        made = sandbox.execute(["true"]) and sandbox.checkpoint(comment="first")
+    assert [each.id for each in list_checkpoints({"url": str(tmp_path / "bucket")})][:1] == [made.id]
+
+
+@pytest.mark.parametrize("wrong", [{"uri": "s3://b"}, {"url": "s3://b", 3: 4}, 3, ["s3://b"], b"s3://b"])
+def test_what_is_no_config_is_refused_in_words(wrong: object) -> None:
+    for use in (list_checkpoints, lambda storage: Sandbox("program", storage=storage)):
+        with pytest.raises(
+            InvalidInput, match=r"^storage .*; pass StorageConfig\(\.\.\.\), a URL, .* or a dict of url"
+        ):
+            use(wrong)
 
 
 def test_half_of_the_credentials_is_refused() -> None:

@@ -11,7 +11,7 @@ methods, plain or ``async``; `treering.sync_async` calls either kind from either
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import AsyncIterable, Awaitable, Iterable
 from pathlib import Path
 from typing import Any, NewType, Protocol
 
@@ -122,7 +122,9 @@ class KeyValueStore(Protocol):
         """Delete a key. A missing one is ignored."""
         ...
 
-    def list(self, prefix: str = "", /) -> Iterable[str] | Awaitable[Iterable[str]]:
+    def list(
+        self, prefix: str = "", /
+    ) -> Iterable[str | bytes] | Awaitable[Iterable[str | bytes]] | AsyncIterable[str | bytes]:
         """List all keys with a prefix, in any order."""
         ...
 

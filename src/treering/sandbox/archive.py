@@ -25,7 +25,7 @@ from treering.core.tree import (
 )
 from treering.errors import Corrupt, MissingObjects, NotFound, TreeringError
 from treering.workspaces.browse import SnapshotCheck, SnapshotProblem, check_snapshot, select
-from treering.workspaces.ignore import Rules, make_rules
+from treering.workspaces.ignore import DEFAULT_EXCLUDES, Rules, make_rules
 from treering.workspaces.restore import download, restore
 from treering.workspaces.scan import CachedFolder, LeftOut
 from treering.workspaces.snapshot import ObjectStore, Snapshot, SnapshotWriter, StagedSnapshot, load_rules
@@ -168,14 +168,29 @@ class SandboxArchive:
 
 
 def settings_rules(settings: Iterable[str]) -> Rules:
-    """Return rules that exclude everything in a home except these folders."""
-    folders = [folder.strip("/").split("/") for folder in settings]
+    """Return rules that exclude everything in a home except these folders, and in them what is in any folder.
+
+    A folder of an agent that is itself below a default exclusion (``.cache/agent``) is saved as a whole.
+    """
+    defaults = make_rules()
+    plain: list[list[str]] = []
+    inside: list[list[str]] = []
+    for folder in settings:
+        names = folder.strip("/").split("/")
+        paths = ("/".join(names[: depth + 1]) for depth in range(len(names)))
+        is_excluded = any(defaults.reason(path, is_folder=True) == "ignored" for path in paths)
+        (inside if is_excluded else plain).append(names)
+    anywhere = [each for each in DEFAULT_EXCLUDES if not each.startswith("/")]
+    return make_rules(ignore_lines=["/*", *_only(plain), *anywhere, *_only(inside)])
+
+
+def _only(folders: list[list[str]]) -> list[str]:
+    """Return patterns that bring back these folders, but not what is beside them."""
     above = {tuple(names[:depth]) for names in folders for depth in range(1, len(names))}
-    lines = ["/*"]
+    lines: list[str] = []
     for names in sorted(above, key=lambda names: (len(names), names)):  # the last match wins
         lines += [f"!/{'/'.join(names)}/", f"/{'/'.join(names)}/*"]
-    lines += [f"!/{'/'.join(names)}/" for names in folders]
-    return make_rules(ignore_lines=lines)
+    return lines + [f"!/{'/'.join(names)}/" for names in folders]
 
 
 def _entries(folder: CachedFolder) -> list[TreeEntry]:

@@ -43,6 +43,8 @@ Output = Callable[[str, bytes], None]
 _OUTPUT_BYTES: Final = 64 << 20
 _RECORDED_BYTES: Final = 1 << 20
 _MAX_LINE: Final = 1 << 20
+_MAX_NAME_CHARS: Final = 240
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]|^\.")
 _GRACE_SECONDS: Final = 5.0
 _LINGER_SECONDS: Final = 2.0
 _KILL_ROUNDS: Final = 10
@@ -249,7 +251,9 @@ class SessionLog:
     def __init__(self, folder: Path, meta: SessionMeta, *, clock: Clock | None = None) -> None:
         stamp = re.sub("[:.]", "-", meta.timestamp)
         name = f"{meta.tag}_{meta.provider}_{meta.sandbox_id}_{meta.agent}_{stamp}"
-        self.path = folder / f"{file_name(name)}.jsonl"
+        # Words of the user's may be no part of a file name; the parts are otherwise readable in the name.
+        is_odd = len(name) > _MAX_NAME_CHARS or _UNSAFE.search(name) is not None
+        self.path = folder / f"{file_name(name) if is_odd else name}.jsonl"
         self._clock = clock or SystemClock()
         self._queue: SimpleQueue[bytes | Event | None] = SimpleQueue()
         self._thread = Thread(target=self._write, name="treering-session-log", daemon=True)

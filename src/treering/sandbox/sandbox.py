@@ -48,9 +48,10 @@ from treering.sandbox.storage import (
     CheckpointInfo,
     CheckpointMetadata,
     CheckpointStorage,
-    StorageConfig,
+    StorageLike,
     open_gateway,
     open_storage,
+    parse_storage,
     storage_in,
 )
 from treering.store import Store
@@ -86,8 +87,8 @@ class Sandbox:
 
     Args:
         agent: The name of a profile (`treering.sandbox.profiles`), or a profile.
-        storage: Where checkpoints go (`StorageConfig`). By default into ``store``; without one, none are
-            taken.
+        storage: Where checkpoints go: a `StorageConfig`, or a URL, a folder or a dict of its fields. By
+            default into ``store``; without one, none are taken.
         session: The id of a sandbox on this machine to continue with.
         workspace: A folder of yours to work in, which stays when the sandbox is removed.
         store: Where runs are recorded. With a treering server as storage, runs are recorded there.
@@ -103,7 +104,7 @@ class Sandbox:
         model: str | None = None,
         workspace_mode: WorkspaceMode = "knowledge",
         session: str | None = None,
-        storage: StorageConfig | str | Path | None = None,
+        storage: StorageLike | None = None,
         session_tag_prefix: str | None = None,
         provider: Provider = "local",
         store: Store | None = None,
@@ -545,8 +546,8 @@ class SandboxSession:
 class _LazyStorage:
     """The storage of a sandbox, opened when it is first needed: the chosen one, else the store."""
 
-    def __init__(self, config: StorageConfig | str | Path | None, store: Store | None) -> None:
-        self._config = StorageConfig(config) if isinstance(config, str | Path) else config
+    def __init__(self, config: StorageLike | None, store: Store | None) -> None:
+        self._config = None if config is None else parse_storage(config)
         self._store = store
         self._server: Store | None = None
         self._opened: CheckpointStorage | None = None

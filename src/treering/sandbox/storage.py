@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from datetime import datetime
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias
 
 import msgspec
 
@@ -85,6 +85,12 @@ class StorageConfig(_Url, frozen=True, kw_only=True):
         names = ("url", "bucket", "prefix", "region", "endpoint")
         parts = [f"{name}={value!r}" for name in names if (value := getattr(self, name)) is not None]
         return f"StorageConfig({', '.join(parts)})"
+
+
+_FIELDS: Final = ("url", "bucket", "prefix", "region", "endpoint", "credentials", "api_key")
+
+StorageLike: TypeAlias = StorageConfig | Mapping[str, Any] | str | Path
+"""A config, or what `parse_storage` makes one of."""
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -516,9 +522,27 @@ def _from_event(event: Event) -> CheckpointInfo:
     return msgspec.json.decode(event.data or b"{}", type=CheckpointInfo)
 
 
-def open_storage(config: StorageConfig | str | Path | None = None) -> CheckpointStorage:
+def parse_storage(storage: StorageLike | None) -> StorageConfig:
+    """Return the config that a URL, a folder or a dict of its fields means; ``None`` is the treering server.
+
+    Raises:
+        InvalidInput: It is something else, or the dict has other keys.
+    """
+    wanted = f"pass StorageConfig(...), a URL, a folder, or a dict of {', '.join(_FIELDS)}"
+    if isinstance(storage, StorageConfig):
+        return storage
+    if isinstance(storage, str | Path) or storage is None:
+        return StorageConfig(storage)
+    if not isinstance(storage, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - of a caller
+        raise InvalidInput(f"storage is of type {type(storage).__name__}; {wanted}")
+    if unknown := [str(key) for key in storage if key not in _FIELDS]:
+        raise InvalidInput(f"storage has the unknown key {unknown[0]!r}; {wanted}")
+    return StorageConfig(**storage)
+
+
+def open_storage(config: StorageLike | None = None) -> CheckpointStorage:
     """Open the storage of a config (or just its URL); by default, that of the treering server."""
-    config = config if isinstance(config, StorageConfig) else StorageConfig(config)
+    config = parse_storage(config)
     if config.is_gateway:
         return storage_in(open_gateway(config), owned=True)
     from treering.sandbox.bucket import BucketStorage, cache_folder
@@ -533,7 +557,7 @@ def storage_in(store: Store, *, owned: bool = False) -> CheckpointStorage:
 
 
 def list_checkpoints(
-    storage: StorageConfig | str | Path | None = None, *, limit: int = DEFAULT_LIMIT, tag: str | None = None
+    storage: StorageLike | None = None, *, limit: int = DEFAULT_LIMIT, tag: str | None = None
 ) -> list[CheckpointInfo]:
     """Return the newest checkpoints (1 to 500) of a storage, newest first; ``tag`` selects a session."""
     with open_storage(storage) as opened:
@@ -541,7 +565,7 @@ def list_checkpoints(
 
 
 def download_files(
-    storage: StorageConfig | str | Path | None,
+    storage: StorageLike | None,
     checkpoint: str,
     files: str | list[str],
     target: str | Path,
@@ -554,7 +578,7 @@ def download_files(
 
 
 def forget_checkpoints(
-    storage: StorageConfig | str | Path | None,
+    storage: StorageLike | None,
     *ids: str,
     tag: str | None = None,
     keep: Keep | None = None,
@@ -567,7 +591,7 @@ def forget_checkpoints(
 
 
 def prune_storage(
-    storage: StorageConfig | str | Path | None = None,
+    storage: StorageLike | None = None,
     *,
     grace_seconds: float | None = None,
     dry_run: bool = False,

@@ -66,7 +66,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Occurrences that were due longer ago than this are never caught up. ``None``: a day for tasks that
     repeat, and no limit for one that runs once."""
     grace_seconds: float = 60.0
-    """An occurrence that starts later than this is marked as late; with ``catch_up="skip"`` it does not run."""
+    """An occurrence that starts later than this is marked as late; with ``catch_up="skip"`` it is not run."""
     overlap: Overlap = "skip"
     max_attempts: int = 5
     """Give up an occurrence after this many workers died on it."""

@@ -98,3 +98,21 @@ def test_the_same_awaited(tmp_path):
             assert "walnuts" in model.seen[0]
 
     asyncio.run(scene())
+
+
+def test_a_users_own_async_store_runs_in_the_agents_loop():
+    loops = []
+
+    class Own:
+        async def query(self):
+            loops.append(asyncio.get_running_loop())
+            return [{"id": "a", "content": "Alice likes walnuts.", "metadata": {"auto_load": True}}]
+
+    async def scene():
+        model = Listening(seen=[])
+        agent = create_agent(model, middleware=[MemoryMiddleware(Own())])
+        await agent.ainvoke({"messages": [{"role": "user", "content": "Hi"}]})
+        assert "walnuts" in model.seen[0]
+        assert loops == [asyncio.get_running_loop()]
+
+    asyncio.run(scene())

@@ -304,3 +304,11 @@ def test_a_killed_migration_is_resumed_and_writes_nothing_twice(kind, failpoint,
         assert report.present >= sum(told)
         assert report.checkpoints > 0
         assert everything(destination) == before
+
+
+@pytest.mark.parametrize("wrong", [{}, None, "folder", 3])
+def test_what_is_no_saver_is_named(wrong):
+    saver = MemorySaver()
+    for source, destination, name in ((wrong, saver, "source"), (saver, wrong, "destination")):
+        with pytest.raises(InvalidInput, match=f"^{name} is of type {type(wrong).__name__}; pass a saver"):
+            migrate_checkpoints(source=source, destination=destination)

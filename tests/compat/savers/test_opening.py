@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import treering
-from tests.compat.savers.savers_under_test import PlainStore, say, talk
+from tests.compat.savers.savers_under_test import AsyncStore, PlainStore, say, talk
 from treering.compat.savers import FileSaver, KeyValueStoreSaver, MemorySaver, PostgresSaver, SqliteSaver
 from treering.errors import Closed, InvalidInput, MissingExtra
 from treering.keyvalue import InMemoryStore
@@ -108,6 +108,51 @@ def test_a_folder_that_cannot_be_written_can_still_be_read(tmp_path):
     (tmp_path / "kept" / ".drafts").rename(tmp_path / "drafts")
     assert len(FileSaver(tmp_path / "kept").load("conversation-1").messages) == 5
     assert not (tmp_path / "kept" / ".locks").exists()
+
+
+class BytesKeys(PlainStore):
+    """Lists keys as Redis does without ``decode_responses``."""
+
+    def list(self, prefix=""):
+        return (key.encode() for key in super().list(prefix))
+
+
+class GeneratedKeys(AsyncStore):
+    """Lists keys as ``redis.asyncio`` does with ``scan_iter``."""
+
+    async def list(self, prefix=""):
+        for key in await super().list(prefix):
+            yield key.encode()
+
+
+@pytest.mark.parametrize("make", [BytesKeys, GeneratedKeys])
+def test_a_users_store_may_list_bytes_or_generate_its_keys(make):
+    store = make()
+    with KeyValueStoreSaver(store) as saver:
+        talk(saver)
+        saver.fork("conversation-1", "other")
+        assert sorted(each.thread_id for each in saver.list()) == ["conversation-1", "other"]
+        assert len(list(saver.list("conversation-1"))) == 5
+        saver.delete("other")
+
+    async def scene():
+        saver = KeyValueStoreSaver(make())
+        await saver.asave(thread_id="t", messages=[say("a")])
+        assert [each.thread_id async for each in saver.alist()] == ["t"]
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("listed", [None, 3, "a key", [1], ["unasked"], [b"\xff"]])
+def test_a_store_that_lists_no_keys_is_named(listed):
+    class Listing(PlainStore):
+        def list(self, _prefix=""):
+            return listed
+
+    saver = KeyValueStoreSaver(Listing())
+    saver.save(thread_id="t", messages=[say("a")])
+    with pytest.raises(InvalidInput, match=r"Listing\.list.* returned .*; return "):
+        list(saver.list())
 
 
 def test_keys_stay_short_whatever_the_ids():

@@ -15,6 +15,7 @@ from treering.adapters.langchain.tracing import TreeringTracer
 from treering.compat.memory.middleware import create_agent_memory_middleware
 from treering.errors import MissingExtra
 from treering.memory.documents import MemoryContext, MemoryDocument
+from treering.sync_async import lent
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
@@ -70,7 +71,8 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
     ) -> ModelResponse[Any]:
         """Async twin of `wrap_model_call`."""
-        context = await asyncio.to_thread(self._loader.context)
+        with lent(asyncio.get_running_loop()):
+            context = await asyncio.to_thread(self._loader.context)
         return await handler(self._with_memory(request, context))
 
     def _with_memory(self, request: ModelRequest[Any], context: MemoryContext) -> ModelRequest[Any]:

@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from treering.errors import InvalidInput
-from treering.memory.documents import DocumentSource, MemoryContext, MemoryDocument, memory_context
+from treering.memory.documents import (
+    MemoryContext,
+    MemoryDocument,
+    memory_context,
+    parse_document,
+)
+from treering.sync_async import collect
 
 Message = dict[str, Any]
 
@@ -20,7 +26,7 @@ class AgentMemoryMiddleware:
 
     def __init__(
         self,
-        store: DocumentSource,
+        store: Any,
         *,
         auto_load: bool,
         max_documents: int | None,
@@ -40,7 +46,7 @@ class AgentMemoryMiddleware:
     def context(self) -> MemoryContext:
         """Return the context that the model would see now."""
         return memory_context(
-            self._store,
+            documents_of(self._store),
             auto_load=self._auto_load,
             max_documents=self._max_documents,
             max_tokens=self._max_tokens,
@@ -58,6 +64,13 @@ class AgentMemoryMiddleware:
         return [*messages[:at], {"role": "system", "content": self.last.text}, *messages[at:]]
 
 
+def documents_of(store: Any) -> list[MemoryDocument]:
+    """Return all documents of a memory store, whose ``query`` may be plain or async, and may return dicts."""
+    return [
+        each if isinstance(each, MemoryDocument) else parse_document(each) for each in collect(store.query)
+    ]
+
+
 def create_agent_memory_middleware(
     *,
     store: Any,
@@ -70,7 +83,8 @@ def create_agent_memory_middleware(
     """Create middleware for `create_agent` that loads memory into the context.
 
     ``store`` is ``store.memory`` (sync or async), a store of this package, `AgentFiles`, or any object with a
-    ``query()`` that returns documents. With ``auto_load`` only documents marked so are loaded, else all.
+    ``query()``, plain or ``async``, that returns documents (or dicts with ``id``, ``content`` and
+    ``metadata``). With ``auto_load`` only documents marked so are loaded, else all.
     """
     plain = getattr(store, "sync", store)
     if not callable(getattr(plain, "query", None)) or isinstance(plain, Iterable):

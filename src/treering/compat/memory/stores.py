@@ -7,11 +7,13 @@ the same methods plus versions and search, and can be used in their place.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from treering import api
 from treering.bridge import Bridge, awaited
+from treering.compat.memory.middleware import documents_of
 from treering.core.clock import Clock
 from treering.core.ids import check_id
 from treering.memory.documents import MemoryDocument, TagMatch
@@ -114,15 +116,23 @@ class FilesystemMemoryStore(MemoryStore):
         return self._folder.root
 
 
-def load_agent_memory(*, store: MemoryStore | Memory, agent_id: str) -> list[MemoryDocument]:
+def load_agent_memory(*, store: MemoryStore | Memory | Any, agent_id: str) -> list[MemoryDocument]:
     """Return all memory of an agent, by id: its own documents and the shared ones, without expired ones.
 
     An agent owns the documents with its ``agent_id`` in their metadata and, of those without one, the
     documents in the folder of its name (``my-agent/notes``). Documents in no folder are shared. With
-    ``store.memory``, the documents of the namespace named like the agent are included as well.
+    ``store.memory``, the documents of the namespace named like the agent are included as well. ``store`` may
+    also be any object with a ``query()``, as in `create_agent_memory_middleware`.
     """
     check_id(agent_id, "agent id")
-    found = {each.id: each for each in store.query() if _is_for(each, agent_id)}
+    store = getattr(store, "sync", store)
+    is_own = isinstance(store, MemoryStore | Memory)  # they leave out what expired, by their own clocks
+    now = datetime.now(UTC)
+    found = {
+        each.id: each
+        for each in documents_of(store)
+        if _is_for(each, agent_id) and (is_own or not each.is_expired(now))
+    }
     if isinstance(store, Memory) and store.namespace != agent_id:
         found |= {each.id: each for each in store.in_namespace(agent_id).query()}
     return [document for _, document in sorted(found.items())]

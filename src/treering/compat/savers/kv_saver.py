@@ -32,14 +32,20 @@ from treering.compat.savers.checkpoint import (
     check_keep,
     check_namespace,
 )
-from treering.compat.savers.kv_thread import KeyValueThread, PendingValues, SharedList, StoredCheckpoint
+from treering.compat.savers.kv_thread import (
+    KeyValueThread,
+    PendingValues,
+    SharedList,
+    StoredCheckpoint,
+    list_keys,
+)
 from treering.compat.savers.saver import Saver
 from treering.core.clock import Clock, SystemClock
 from treering.core.ids import file_name
 from treering.core.retention import Keep, RetentionEntry, select
 from treering.core.storage import KeyValueStore
 from treering.errors import InvalidInput, NotFound, TreeringError
-from treering.sync_async import call, refuse_to_block
+from treering.sync_async import refuse_to_block
 from treering.threads.checkpoint import created_at_us, new_checkpoint_id
 from treering.threads.head import fingerprint
 from treering.threads.hooks import HooksLike
@@ -152,7 +158,7 @@ class KeyValueStorage:
         names = {
             key.removeprefix(self._root + folder).partition("/")[0]
             for folder in ("head/", "data/")
-            for key in call(self._store.list, self._root + folder)
+            for key in list_keys(self._store, self._root + folder)
         }
         for name in sorted(names):
             try:

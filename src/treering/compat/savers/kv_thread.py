@@ -41,8 +41,8 @@ from treering.core.content import INLINE_LIMIT, Content
 from treering.core.encoding import decode_json, encode, encode_json
 from treering.core.ids import new_id
 from treering.core.storage import KeyValueStore
-from treering.errors import Corrupt, NotFound
-from treering.sync_async import call
+from treering.errors import Corrupt, InvalidInput, NotFound
+from treering.sync_async import call, collect
 from treering.threads.checkpoint import PREFIX
 
 MARKER: Final = "marker"
@@ -373,7 +373,7 @@ class KeyValueThread:
 
     def _keys(self) -> list[str]:
         """Return all keys, checkpoints first: a reader misses a checkpoint before its values."""
-        keys = sorted(call(self._store.list, self.folder), reverse=True)
+        keys = sorted(list_keys(self._store, self.folder), reverse=True)
         return sorted(keys, key=lambda key: not key.startswith(self._key(PREFIX)))
 
     def _delete(self, keys: Iterable[str]) -> None:
@@ -530,6 +530,27 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "note": None,
     "tags": (),
 }
+
+
+def list_keys(store: KeyValueStore, prefix: str) -> list[str]:
+    """Return the keys of a store with a prefix; drivers may return them as bytes.
+
+    Raises:
+        InvalidInput: The store's ``list`` returned something else.
+    """
+    keys: list[str] = []
+    for each in collect(store.list, prefix):
+        try:
+            key = each.decode() if isinstance(each, bytes) else each
+        except UnicodeDecodeError:
+            key = each
+        if not isinstance(key, str) or not key.startswith(prefix):
+            raise InvalidInput(
+                f"{type(store).__name__}.list({prefix!r}) returned {each!r}; "
+                "return the full keys that begin with the prefix, as str"
+            )
+        keys.append(key)
+    return keys
 
 
 def _seal(key: str, fields: dict[str, Any]) -> str:

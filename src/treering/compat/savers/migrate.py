@@ -75,6 +75,12 @@ def migrate_checkpoints(
     ``None`` to leave it out; it must decide the same when a migration is run again. A thread that fails is
     reported in ``failed`` and does not stop the others. The source is only read.
     """
+    for name, saver in (("source", source), ("destination", destination)):
+        if not isinstance(saver, Saver):  # pyright: ignore[reportUnnecessaryIsInstance] - of a caller
+            raise InvalidInput(
+                f"{name} is of type {type(saver).__name__}; pass a saver of treering.compat.savers, "
+                "such as FileSaver(folder)"
+            )
     if source.storage is destination.storage:
         raise InvalidInput("source and destination are the same saver; give another destination")
     for saver in (source, destination):
