@@ -6,6 +6,7 @@ framework is loaded before it is needed.
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
 
 TYPE_CHECKING = False  # type checkers treat this name as true; importing typing would cost more than the rest
@@ -52,7 +53,7 @@ _MODULES: Final = {
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        value = getattr(import_module(_MODULES[name]), name)
+        value = getattr(_import_without_gc(_MODULES[name]), name)
     elif name == "errors":
         value = import_module("treering.errors")
     else:
@@ -63,3 +64,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def _import_without_gc(module: str) -> ModuleType:
+    """Import a module while the garbage collector waits: it would go over thousands of new classes for nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return import_module(module)
+    finally:
+        if was_enabled:
+            gc.enable()

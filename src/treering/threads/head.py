@@ -12,7 +12,6 @@ changed in place.
 from __future__ import annotations
 
 import marshal
-from dataclasses import dataclass
 from itertools import takewhile
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final
@@ -389,15 +388,13 @@ else:
     _type_of = type  # under a name that keeps the checker from narrowing Any to something less known
 
 
-@dataclass(frozen=True, slots=True)
-class First:
+class First(msgspec.Struct, frozen=True):
     """The first ``count`` items that a channel holds, in place of the items themselves."""
 
     count: int
 
 
-@dataclass(slots=True)
-class Channel:
+class Channel(msgspec.Struct, eq=False):
     """A list channel as it was last saved, and a fingerprint of each item (``None``: not read yet)."""
 
     prefix: ListPrefix | None

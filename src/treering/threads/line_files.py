@@ -23,7 +23,6 @@ from fcntl import LOCK_EX, LOCK_UN, flock
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
-from socket import gethostname
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -402,7 +401,7 @@ def register_file(engine: Engine, space: str, path: Path, thread_id: str, namesp
     """Remember a file, so that erasing the thread finds it. Called while the file is locked."""
     scope = thread_scope(thread_id, namespace)
     name = _files_ref(scope, kind)
-    place = ThreadFilePlace(path=str(path), host=gethostname())
+    place = ThreadFilePlace(path=str(path), host=os.uname().nodename)
     while True:
         ref = engine.refs(space, [name]).get(name)
         files = () if ref is None else msgspec.json.decode(ref.value, type=_Files).files
@@ -473,7 +472,7 @@ def _strip(
     ]
     for files, place in places:
         file = _file_of(engine, space, files, place)
-        is_here = place.host == gethostname()
+        is_here = place.host == os.uname().nodename
         with ExitStack() as lock:
             try:
                 count, others = file.strip(lock)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import islice
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
@@ -74,8 +73,7 @@ _PASSED_SHOWN: Final = 10
 log: Final = logging.getLogger("treering.threads")
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadContext:
+class ThreadContext(msgspec.Struct, frozen=True, eq=False):
     """What all threads of a store share: its engine, namespace, clock, hooks and workspace."""
 
     engine: Engine

@@ -34,7 +34,6 @@ not at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -120,8 +119,7 @@ def read_head(ref: Ref) -> HeadValue:
         ) from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadState:
+class HeadState(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The head of a thread as it was last read: a save replaces exactly this one."""
 
     checkpoint: CheckpointRecord
@@ -135,8 +133,7 @@ class HeadState:
         return self.checkpoint.lists.get(MESSAGES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewCheckpoint:
+class NewCheckpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A checkpoint to write: its record with the lists and values that stay as they are, and what changes.
 
     ``state`` are new values by name; those equal to ``previous_state`` are not written again. ``origin`` is
@@ -146,9 +143,9 @@ class NewCheckpoint:
     """
 
     record: CheckpointRecord
-    lists: Mapping[str, ListChange] = field(default_factory=dict["str", "ListChange"])
-    state: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    previous_state: Mapping[str, StateValue] = field(default_factory=dict["str", "StateValue"])
+    lists: Mapping[str, ListChange] = msgspec.field(default_factory=dict["str", "ListChange"])
+    state: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    previous_state: Mapping[str, StateValue] = msgspec.field(default_factory=dict["str", "StateValue"])
     origin: CheckpointRecord | None = None
     metadata: EncodedMetadata | None = None
     is_revision: bool = False
@@ -286,8 +283,7 @@ def _state(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ListChange:
+class ListChange(msgspec.Struct, frozen=True, eq=False):
     """What a list channel holds next: the first ``keep`` items of ``base``, then ``contents``.
 
     Without a ``base`` a list of its own begins, named ``list_id`` if that is given. An item is content, or
