@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import venv
@@ -20,7 +21,7 @@ def run(scratch: Path) -> Section:
     return Section(
         title="Start and size",
         about="The peer is `python -c pass`; the install is the base in a new environment, no extras.",
-        measurements=[_import(), _install(scratch)],
+        measurements=[_import(), _install(scratch), _first_message(scratch)],
     )
 
 
@@ -68,3 +69,43 @@ def _install(scratch: Path) -> Measurement:
         met=met,
         note="all dependencies come as wheels: no compiler was used",
     )
+
+
+_MODULES = "msgspec, orjson, sqlite3, backports.zstd, hashlib, concurrent.futures, logging"
+_APPEND = """
+import treering
+with treering.open({folder!r}) as store:
+    store.thread("t").append({{"role": "user", "content": "hello"}})
+"""
+
+
+def _first_message(scratch: Path) -> Measurement:
+    """CPU time of a process that creates a store and appends a message, in the environment of `_install`."""
+    least = {"bare": float("inf"), "libraries": float("inf"), "ours": float("inf")}
+    for turn in range(15):
+        codes = {
+            "bare": "pass",
+            "libraries": f"import {_MODULES}",
+            "ours": _APPEND.format(folder=str(scratch / f"first-{turn}")),
+        }
+        for name, code in codes.items():
+            least[name] = min(least[name], _cpu_of(scratch / "venv" / "bin" / "python", code))
+    ratio = least["ours"] / least["bare"]
+    target, met = at_most(ratio, 7)
+    return Measurement(
+        claim="CPU of a process that creates a store and appends one message",
+        ours=f"{least['ours'] * 1e3:.0f} ms",
+        peer=f"{least['bare'] * 1e3:.0f} ms",
+        ratio=ratio,
+        target=target,
+        met=met,
+        note=f"importing the libraries it needs: {least['libraries'] * 1e3:.0f} ms ({_MODULES})",
+    )
+
+
+def _cpu_of(python: Path, code: str) -> float:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([python, "-c", code], check=True, env=environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -11,6 +11,7 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # type checkers treat this name as true; importing typing would cost more than the rest
 if TYPE_CHECKING:
+    from types import ModuleType
     from typing import Any, Final
 
     from treering import errors
@@ -67,7 +68,7 @@ def __dir__() -> list[str]:
 
 
 def _import_without_gc(module: str) -> ModuleType:
-    """Import a module while the garbage collector waits: it would go over thousands of new classes for nothing."""
+    """Import a module while the collector waits: it would find thousands of new objects, and no garbage."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

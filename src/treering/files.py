@@ -193,6 +193,11 @@ def make_folder(root: Path) -> None:
         os.fsync(parent)
 
 
+def host_name() -> str:
+    """The name of this machine, which a container changes when it starts again."""
+    return os.uname().nodename  # importing `socket` for this would slow down every start
+
+
 def _below(folder: int, part: str, *, make: bool) -> int:
     try:
         return os.open(part, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=folder)

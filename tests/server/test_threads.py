@@ -174,7 +174,7 @@ def test_erasing_takes_files_along_and_names_those_of_other_machines(
         here = store.transcript("support/alice", outputs=tmp_path / "here")
         here.append("pro", "secret", iter=0)
         with monkeypatch.context() as patched:
-            patched.setattr("treering.threads.line_files.gethostname", lambda: "far-away")
+            patched.setattr("treering.threads.line_files.host_name", lambda: "far-away")
             there = store.transcript("support/alice", outputs=tmp_path / "there")
             there.append("pro", "secret", iter=1)
         there.path.unlink()

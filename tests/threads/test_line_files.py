@@ -301,7 +301,7 @@ def test_a_fork_that_is_erased_with_its_origin_loses_its_file_too(store, outputs
 
 
 def test_a_file_on_another_machine_is_named(store, outputs, monkeypatch):
-    monkeypatch.setattr("treering.threads.line_files.gethostname", lambda: "far-away")
+    monkeypatch.setattr("treering.threads.line_files.host_name", lambda: "far-away")
     log = store.transcript("debate", outputs=outputs)
     say(log, "secret")
     moved = log.path.rename(outputs / "elsewhere")
@@ -312,7 +312,7 @@ def test_a_file_on_another_machine_is_named(store, outputs, monkeypatch):
 
 
 def test_a_container_that_restarts_under_another_name_finds_its_files(store, outputs, monkeypatch):
-    monkeypatch.setattr("treering.threads.line_files.gethostname", lambda: "3f2a9c")
+    monkeypatch.setattr("treering.threads.line_files.host_name", lambda: "3f2a9c")
     log = store.transcript("debate", outputs=outputs)
     say(log, "secret")
     monkeypatch.undo()

@@ -34,7 +34,6 @@ import threading
 import time
 from contextlib import suppress
 from itertools import dropwhile, islice
-from socket import gethostname
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import msgspec
@@ -58,6 +57,7 @@ from treering.errors import (
     TreeringError,
     Unsupported,
 )
+from treering.files import host_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -737,7 +737,7 @@ def _owner() -> str:
     """Return this process: host, process id, when it started, and the system whose process ids these are."""
     process = os.getpid()
     start, system = _start_of(process), _system()
-    return f"{gethostname()}/{process}/{start}/{system}" if start and system else f"{gethostname()}/{process}"
+    return f"{host_name()}/{process}/{start}/{system}" if start and system else f"{host_name()}/{process}"
 
 
 def _shown(owner: str | None) -> str | None:

@@ -34,7 +34,7 @@ from treering.core.encoding import decode, decode_json, encode, encode_json
 from treering.core.ids import check_id, file_name, thread_key, thread_scope
 from treering.core.query import Erasure, EventQuery, each_record, each_ref, encode_cursor, record_pages
 from treering.errors import Conflict, InvalidInput, RefMoved, TreeringError
-from treering.files import Drafts, make_folder, open_folder, read_range, translate_os_errors
+from treering.files import Drafts, host_name, make_folder, open_folder, read_range, translate_os_errors
 from treering.threads.checkpoint import KIND as CHECKPOINT
 from treering.threads.checkpoint import read_checkpoint
 
@@ -401,7 +401,7 @@ def register_file(engine: Engine, space: str, path: Path, thread_id: str, namesp
     """Remember a file, so that erasing the thread finds it. Called while the file is locked."""
     scope = thread_scope(thread_id, namespace)
     name = _files_ref(scope, kind)
-    place = ThreadFilePlace(path=str(path), host=os.uname().nodename)
+    place = ThreadFilePlace(path=str(path), host=host_name())
     while True:
         ref = engine.refs(space, [name]).get(name)
         files = () if ref is None else msgspec.json.decode(ref.value, type=_Files).files
@@ -472,7 +472,7 @@ def _strip(
     ]
     for files, place in places:
         file = _file_of(engine, space, files, place)
-        is_here = place.host == os.uname().nodename
+        is_here = place.host == host_name()
         with ExitStack() as lock:
             try:
                 count, others = file.strip(lock)
