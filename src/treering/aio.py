@@ -2343,6 +2343,11 @@ class AsyncVirtualFiles:
         async for each in self._bridge.iterate(self._virtualfiles.lines_with, path, text):
             yield each
 
+    async def numbered_lines(self, path: str, *, until: int) -> AsyncIterator[tuple[int, str]]:
+        """Async twin of `VirtualFiles.numbered_lines`."""
+        async for each in self._bridge.iterate(self._virtualfiles.numbered_lines, path, until=until):
+            yield each
+
     async def write(self, path: str, content: str | bytes, *, overwrite: bool = True) -> FileInfo:
         """Async twin of `VirtualFiles.write`."""
         return await self._bridge.call(self._virtualfiles.write, path, content, overwrite=overwrite)

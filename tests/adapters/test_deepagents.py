@@ -21,6 +21,7 @@ import treering
 from tests.adapters.langgraph.scripts import Scripted, config
 from treering.adapters.deepagents import TreeringBackend
 from treering.adapters.langgraph import TreeringSaver
+from treering.errors import InvalidInput
 
 
 class Clerk(Scripted):
@@ -119,6 +120,28 @@ def test_it_stands_behind_a_route(root: Path, backend: TreeringBackend) -> None:
     assert both.write("/work/a.txt", "hi").error is None
     assert (root / "a.txt").read_text() == "hi"
     assert [each["path"] for each in both.glob("*.txt", "/work/").matches] == ["/work/a.txt"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 100])
+def test_grep_shows_lines_around_a_match_as_deepagents_own_backend_does(root, backend, count):
+    (root / "a.txt").write_text("zero\none Alice\ntwo\nthree\nfour Alice\nfive Alice\nsix\nseven")
+    (root / "b").mkdir()
+    (root / "b" / "c.txt").write_text("Alice\r\nlast\r\n")
+    own = FilesystemBackend(root_dir=root, virtual_mode=True)
+
+    def found(result):
+        assert result.error is None
+        return sorted(result.matches, key=lambda each: (each["path"], each["line"]))
+
+    theirs = found(own.grep("Alice", context_lines=count))
+    assert found(backend.grep("Alice", context_lines=count)) == theirs
+    assert found(asyncio.run(backend.agrep("Alice", context_lines=count))) == theirs
+    assert all(("context_before" in each) == bool(count) for each in theirs)
+    first = backend.grep("Alice", "/a.txt", max_count=1, context_lines=2)
+    assert first.truncated
+    assert [each["text"] for each in first.matches[0]["context_after"]] == ["two", "three"]
+    with pytest.raises(InvalidInput, match="use 0 or more"):
+        backend.grep("Alice", context_lines=-1)
 
 
 def test_no_escape(root: Path, backend: TreeringBackend, tmp_path: Path) -> None:

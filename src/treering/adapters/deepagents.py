@@ -11,9 +11,11 @@ path of the machine.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +28,7 @@ from treering.workspaces.virtual_fs import FileInfo as WorkspaceFile
 try:
     from deepagents.backends.protocol import (
         BackendProtocol,
+        ContextLine,
         DeleteResult,
         EditResult,
         FileData,
@@ -33,6 +36,7 @@ try:
         FileInfo,
         FileUploadResponse,
         GlobResult,
+        GrepMatch,
         GrepResult,
         LsResult,
         ReadResult,
@@ -158,9 +162,19 @@ class TreeringBackend(BackendProtocol, Closing):
         return DeleteResult(path=file_path)
 
     def grep(
-        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
+        self,
+        pattern: str,
+        path: str | None = None,
+        glob: str | None = None,
+        *,
+        max_count: int | None = None,
+        context_lines: int = 0,
     ) -> GrepResult:
-        """Find lines that contain a literal text, in all files or those that match a glob."""
+        """Find lines that contain a literal text, in all files or those that match a glob.
+
+        ``context_lines`` adds so many lines before and after each match, as deepagents' own backend does.
+        """
+        _check_context(context_lines)
         wanted = None
         try:
             if glob is not None:
@@ -174,19 +188,52 @@ class TreeringBackend(BackendProtocol, Closing):
             for relative, info in self._files.each(base):
                 if wanted is not None and not wanted(relative):
                     continue
+                found: list[GrepMatch] = []
                 for line, text in self._files.lines_with(info.path, pattern):
-                    if max_count is not None and len(result.matches) >= max_count:
+                    if max_count is not None and len(result.matches) + len(found) >= max_count:
                         result.truncated = True
-                        return result
-                    result.matches.append({"path": info.path, "line": line, "text": text})
-                if time.monotonic() > deadline:
-                    result.truncated = True
+                        break
+                    found.append({"path": info.path, "line": line, "text": text})
+                if found and context_lines:
+                    self._add_context(info.path, found, pattern, context_lines)
+                result.matches += found
+                result.truncated = result.truncated or time.monotonic() > deadline
+                if result.truncated:
                     return result
         except NotFound:
             return GrepResult(matches=[])
         except TreeringError as error:
             return GrepResult(error=f"Error searching '{base}': {error}", matches=result.matches)
         return result
+
+    async def agrep(
+        self,
+        pattern: str,
+        path: str | None = None,
+        glob: str | None = None,
+        *,
+        max_count: int | None = None,
+        context_lines: int = 0,
+    ) -> GrepResult:
+        """Async twin of `grep`, in a thread."""
+        _check_context(context_lines)
+        search = partial(self.grep, max_count=max_count, context_lines=context_lines)
+        return await asyncio.to_thread(search, pattern, path, glob)
+
+    def _add_context(self, path: str, matches: list[GrepMatch], pattern: str, count: int) -> None:
+        """Add the lines around the matches of a file, which are no matches themselves."""
+        around = {
+            number for each in matches for number in range(each["line"] - count, each["line"] + count + 1)
+        }
+        lines: dict[int, ContextLine] = {
+            number: {"line": number, "text": text}
+            for number, text in self._files.numbered_lines(path, until=max(around))
+            if number in around and pattern not in text
+        }
+        for each in matches:
+            at = each["line"]
+            each["context_before"] = [lines[n] for n in range(at - count, at) if n in lines]
+            each["context_after"] = [lines[n] for n in range(at + 1, at + count + 1) if n in lines]
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         """Find files by their path below ``path``; a pattern without ``/`` matches names at any depth."""
@@ -270,6 +317,11 @@ class TreeringBackend(BackendProtocol, Closing):
             end_line=end,
             next_offset=end if len(lines) > limit else None,
         )
+
+
+def _check_context(context_lines: int) -> None:
+    if context_lines < 0:
+        raise InvalidInput(f"context_lines is {context_lines}; use 0 or more")
 
 
 def _file_info(info: WorkspaceFile) -> FileInfo:

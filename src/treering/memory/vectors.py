@@ -234,7 +234,7 @@ class _VectorTable:
 
     def __init__(self, engine: Engine, space: str, embedder: str, namespace: str | None) -> None:
         self.lock = Lock()
-        self._np = _import_numpy()
+        self._np = import_numpy()
         self._engine = engine
         self._space = space
         self._embedder = embedder
@@ -429,7 +429,8 @@ class _Centering:
         return np.where(lengths > 0, lengths, np.float32(np.inf))
 
 
-def _import_numpy() -> Any:
+def import_numpy() -> Any:
+    """Return numpy, or raise `MissingExtra`."""
     try:
         import numpy as np
     except ModuleNotFoundError as error:

@@ -17,6 +17,7 @@ import errno
 import os
 import stat as stats
 from collections.abc import Generator, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Final, Literal, Self
 
@@ -218,6 +219,12 @@ class VirtualFiles:
         """Iterate over the lines of a file that contain a text, numbered from 1; none of a binary file."""
         return self._matching_lines(parse_path(path), text.encode("utf-8", "surrogateescape"))
 
+    def numbered_lines(self, path: str, *, until: int) -> Iterator[tuple[int, str]]:
+        """Iterate over the lines of a file up to a number, numbered from 1."""
+        with contextlib.suppress(*_SKIPPED):
+            for number, line in enumerate(islice(self._lines(parse_path(path)), until), 1):
+                yield number, _line_text(line)
+
     def write(self, path: str, content: str | bytes, *, overwrite: bool = True) -> FileInfo:
         """Write a file atomically, creating missing folders and replacing an existing file."""
         if not isinstance(content, str | bytes):  # pyright: ignore[reportUnnecessaryIsInstance] - agents call this
@@ -360,7 +367,7 @@ class VirtualFiles:
                 if b"\0" in line:
                     return
                 if needle in line:
-                    yield number, line.rstrip(b"\r\n").decode("utf-8", "replace")
+                    yield number, _line_text(line)
 
     def _walk(
         self, names: tuple[str, ...], *, also_itself: bool = False, depth: int = 0
@@ -410,6 +417,10 @@ class VirtualFiles:
             with contextlib.suppress(OSError):
                 os.unlink(draft, dir_fd=folder)
             raise
+
+
+def _line_text(line: bytes) -> str:
+    return line.rstrip(b"\r\n").decode("utf-8", "replace")
 
 
 def parse_path(path: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from random import Random
 from typing import TypedDict
 
 import pytest
+from langchain_core.embeddings import Embeddings
 from langgraph.graph import START, StateGraph
 from langgraph.store.base import (
     GetOp,
@@ -19,6 +20,7 @@ from langgraph.store.base import (
 from langgraph.store.memory import InMemoryStore
 
 import treering
+from tests.server.test_background import eventually
 from treering.adapters.langgraph import TreeringSaver, TreeringStore
 from treering.adapters.langgraph.store import UnrankedWarning
 from treering.core.clock import ManualClock
@@ -88,8 +90,120 @@ def test_what_is_indexed_can_be_chosen(opened):
     assert len(store.search(("a",))) == 3
     store.put(("a",), "1", {"title": "oak"}, index=False)
     assert store.search(("a",), query="elm") == []
-    with pytest.raises(InvalidInput, match="leave embed"):
-        TreeringStore(opened, index={"dims": 2, "embed": len})
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def count_letters(texts):
+    """A small embedder: two texts with the same letters have the same vector."""
+    return [[float(text.lower().count(letter)) for letter in LETTERS] for text in texts]
+
+
+async def count_letters_async(texts):
+    await asyncio.sleep(0)
+    return count_letters(texts)
+
+
+class LetterEmbeddings(Embeddings):
+    model = "letters"
+
+    def embed_documents(self, texts):
+        return count_letters(texts)
+
+    def embed_query(self, text):
+        return count_letters([text])[0]
+
+
+ITEMS = {
+    "oak": {"text": "an oak in the wood", "tags": ["tree", "hard"], "n": 1},
+    "cat": {"text": "a cat on the mat", "tags": ["animal"], "n": 2},
+    "act": {"text": "the act of a lama", "tags": [], "n": 3},
+}
+
+
+@pytest.mark.parametrize("embed", [count_letters, count_letters_async, LetterEmbeddings()])
+@pytest.mark.parametrize("fields", [None, ["text"], ["text", "tags[*]"]])
+def test_with_an_embedder_items_are_ranked_as_langgraphs_own_store_ranks_them(opened, embed, fields):
+    given = {"dims": 26, "embed": embed} | ({"fields": fields} if fields else {})
+    ours, theirs = TreeringStore(opened, index=given), InMemoryStore(index=given)
+
+    async def scene(store):
+        for key, value in ITEMS.items():
+            await store.aput(("things",), key, value)
+        await store.aput(("things", "below"), "mat", {"text": "tac tac", "n": 2})
+        found = []
+        for query in ("cat", "wooden oak", "lama"):
+            found.append(await store.asearch(("things",), query=query))
+            found.append(await store.asearch(("things",), query=query, limit=1, offset=1))
+            found.append(await store.asearch((), query=query, filter={"n": {"$gte": 2}}))
+        return [[(each.key, round(each.score, 2)) for each in hits] for hits in found]
+
+    assert asyncio.run(scene(ours)) == asyncio.run(scene(theirs))
+    assert [each.key for each in ours.search(("things",), query="cat", limit=1)] == ["mat"]  # sync as well
+    assert opened.verify().ok
+
+
+def test_a_vector_goes_with_its_item(opened):
+    store = TreeringStore(opened, index={"embed": count_letters, "fields": ["text"]})
+    plain = TreeringStore(opened)
+
+    def keys(query):
+        return [each.key for each in store.search(("a",), query=query)]
+
+    store.put(("a",), "1", {"text": "zzz"})
+    store.put(("a",), "2", {"text": "zzy"})
+    assert keys("zzz") == ["1", "2"]
+    store.put(("a",), "1", {"text": "zzz"}, index=False)
+    assert keys("zzz") == ["2"]
+    plain.put(("a",), "2", {"text": "qqq"})  # without an embedder: the vector is of an older value
+    plain.put(("a",), "3", {"text": "zzz"})
+    assert keys("zzz") == []
+    assert store.embed_items() == 2
+    assert asyncio.run(store.aembed_items()) == 0
+    assert keys("zzz") == ["3", "2"]
+    plain.delete(("a",), "3")
+    assert keys("zzz") == ["2"]
+    assert not [
+        ref for ref in opened.engine.scan_refs(opened.space, "langgraph-vectors/") if ref.name[-1] == "3"
+    ]
+    opened.forget(namespace="a")
+    assert not opened.engine.scan_refs(opened.space, "langgraph")
+    assert opened.verify().ok
+
+
+def test_an_embedder_that_does_not_fit_is_refused(opened):
+    with pytest.raises(InvalidInput, match="26 dimensions, and index has dims=2"):
+        TreeringStore(opened, index={"dims": 2, "embed": count_letters}).put(("a",), "k", {"text": "x"})
+    with pytest.raises(InvalidInput, match="no embedder"):
+        TreeringStore(opened).embed_items()
+    renamed = TreeringStore(opened, index={"embed": LetterEmbeddings()})
+    renamed.put(("a",), "k", {"text": "x"})
+    assert TreeringStore(opened, index={"embed": count_letters}).search(("a",), query="x") == []
+
+
+def test_a_sweeper_removes_expired_items_until_it_is_stopped(opened):
+    clock = ManualClock()
+    store = TreeringStore(opened, ttl={"default_ttl": 1, "sweep_interval_minutes": 0.0001}, clock=clock)
+    store.put(("a",), "k", {"text": "walnut"})
+    sweeper = store.start_ttl_sweeper()
+    assert store.start_ttl_sweeper() is sweeper
+    clock.advance(seconds=61)
+    assert eventually(lambda: not opened.engine.scan_refs(opened.space, "langgraph/"))
+    assert store.stop_ttl_sweeper()
+    assert sweeper.result(timeout=30) is None
+
+    async def started_by_awaiting():
+        task = await store.start_ttl_sweeper(1)
+        assert not task.done()
+        task.cancel()
+        return await store.astop_ttl_sweeper(30), task.cancelled()
+
+    assert asyncio.run(started_by_awaiting()) == (True, True)
+    assert TreeringStore(opened).start_ttl_sweeper().done()
+    with TreeringStore(opened, ttl={"default_ttl": 1}) as other:
+        running = other.start_ttl_sweeper()
+    assert running.done()
 
 
 def test_time_to_live_ends_and_is_renewed_by_reading(opened):

@@ -2,7 +2,7 @@
 
 Items are found by key, by filter and by words. The index needs no embedding model and no extension, and is
 updated in the same commit as the items. A search with a query returns the items that match it, ranked; it
-never fills the page with others.
+never fills the page with others. With ``index={"embed": ...}`` a query ranks by meaning instead.
 
 An item is a ref with its times and the address of its value, named ``langgraph/<label>/<label>//<key>`` with
 ``/``, ``%`` and control characters escaped. So the items of a namespace are one range of refs, those of its
@@ -13,9 +13,13 @@ sub-namespaces follow, and no label or key can be mistaken for another.
 
 from __future__ import annotations
 
+import logging
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from threading import Event, Thread
 from typing import Any, Final, cast
 
 import msgspec
@@ -35,6 +39,7 @@ from langgraph.store.base import (
     validate_op_namespace,
 )
 
+from treering.adapters.langgraph.item_vectors import NOTHING, Embedded, ItemVectors, digest_of, vectors_ref
 from treering.adapters.shared import Opened, StoreOrUrl
 from treering.core.batch import Draft, Text, Tokens
 from treering.core.clock import Clock, SystemClock, to_datetime
@@ -44,12 +49,14 @@ from treering.core.ids import Scope, check_id
 from treering.core.query import MAX_PAGE, SearchQuery, ref_pages
 from treering.core.records import Ref
 from treering.core.text import text_of
-from treering.errors import InvalidInput, RefMoved
+from treering.errors import Closed, InvalidInput, RefMoved, TreeringError
 from treering.memory.documents import needs_trigrams
 from treering.memory.search import why_unrankable
 from treering.sync_async import Closing
 
 ROOT: Final = "langgraph/"
+
+_log: Final = logging.getLogger("treering.langgraph")
 
 _UNSAFE: Final = re.compile(r"[%/\x00-\x1f\x7f-\x9f]")
 _ESCAPED: Final = re.compile(r"%([0-9a-f]{2})")
@@ -68,6 +75,8 @@ class ItemRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str | None = None
     """The address of the indexed text, if that is not the value itself."""
     indexed: bool = True
+    vectors: tuple[str, ...] = ()
+    """The embedders that it may have vectors of."""
     needs_trigrams: bool = msgspec.field(default=False, name="wide")
 
     def encoded(self) -> bytes:
@@ -223,6 +232,7 @@ _PAGE: Final = 500
 _LAST_CHAR: Final = "\U0010ffff"
 _MINUTE_US: Final = 60_000_000
 _FEW: Final = 8
+_SWEEP_MINUTES: Final = 5.0
 _INDEXES: Final[tuple[tuple[str, Tokens], ...]] = (
     ("langgraph.store", "words"),
     ("langgraph.store.trigrams", "trigrams"),
@@ -233,12 +243,54 @@ class UnrankedWarning(UserWarning):
     """A query contains nothing to rank by, so the search returned nothing."""
 
 
+class TtlSweeper(Future[None]):
+    """Calls a sweep every few seconds, in a thread, until it is stopped or cancelled."""
+
+    def __init__(self, sweep: Callable[[], int], seconds: float | None) -> None:
+        super().__init__()
+        self._sweep = sweep
+        self._stopping = Event()
+        self._has_stopped = Event()
+        self.add_done_callback(lambda _: self._stopping.set())
+        if seconds is None:
+            self._has_stopped.set()
+            self.set_result(None)
+        else:
+            Thread(target=self._work, args=(seconds,), name="treering-ttl", daemon=True).start()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Stop, and wait for it; return whether it has stopped."""
+        self._stopping.set()
+        return self._has_stopped.wait(timeout)
+
+    def __await__(self) -> Generator[Any, None, TtlSweeper]:
+        """Return it at once: the async stores of LangGraph are awaited to start theirs."""
+        yield from ()
+        return self
+
+    def _work(self, seconds: float) -> None:
+        while not self._stopping.wait(seconds):
+            try:
+                self._sweep()
+            except Closed:
+                break
+            except TreeringError:
+                _log.warning("expired items could not be removed; trying again later", exc_info=True)
+        self._has_stopped.set()
+        with suppress(InvalidStateError):  # it was cancelled
+            self.set_result(None)
+
+
 class TreeringStore(Closing, BaseStore):
     """A LangGraph store: ``builder.compile(store=TreeringStore(store))``.
 
     Takes an open store (sync or async), or a URL or folder, which it then opens and `close` closes.
-    ``index={"fields": [...]}`` names the fields to search (default: the whole value); ``ttl`` is LangGraph's
-    `TTLConfig`. An expired item is invisible to every reader; `sweep_ttl` removes it.
+    ``index={"fields": [...]}`` names the fields to search (default: the whole value); with ``"embed"``, as in
+    LangGraph's `IndexConfig`, a search ranks by meaning: a LangChain `Embeddings`, a function (sync or async)
+    or a name such as ``openai:text-embedding-3-small``. `embed_items` adds vectors to items that have none.
+
+    ``ttl`` is LangGraph's `TTLConfig`. An expired item is invisible to every reader; `sweep_ttl` removes it,
+    and `start_ttl_sweeper` does so every few minutes.
     """
 
     supports_ttl = True
@@ -251,18 +303,29 @@ class TreeringStore(Closing, BaseStore):
         ttl: TTLConfig | None = None,
         clock: Clock | None = None,
     ) -> None:
-        if index is not None and "embed" in index:
-            raise InvalidInput("TreeringStore ranks by words; leave embed (and dims) out of index")
         self._fields: list[str] = list((index or {}).get("fields") or ["$"])
         self.ttl_config = ttl
         self._clock = clock or SystemClock()
         self._opened = Opened(store)
         self._engine = self._opened.store.engine
         self._space = self._opened.store.space
+        self._vectors: ItemVectors | None = None
+        if index is not None and index.get("embed") is not None:
+            self._vectors = ItemVectors(self._engine, self._space, index, self._fields)
+        self._sweeper: TtlSweeper | None = None
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Run all operations: reads first, then every put in one commit."""
         given = list(ops)
+        return self._run(given, NOTHING if self._vectors is None else self._vectors.embed(given))
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """Async twin of `batch`."""
+        given = list(ops)
+        embedded = NOTHING if self._vectors is None else await self._vectors.aembed(given)
+        return await self._opened.bridge.call(self._run, given, embedded)
+
+    def _run(self, given: Sequence[Op], embedded: Embedded) -> list[Result]:
         for op in given:
             validate_op_namespace(op)
         results: list[Result] = [None] * len(given)
@@ -271,17 +334,32 @@ class TreeringStore(Closing, BaseStore):
             results[at] = found
         for at, op in enumerate(given):
             if isinstance(op, SearchOp):
-                results[at] = self._search(op)
+                results[at] = self._search(op, embedded)
             elif isinstance(op, ListNamespacesOp):
                 results[at] = self._list_namespaces(op)
         puts = {(op.namespace, op.key): op for op in given if isinstance(op, PutOp)}
         if puts:
-            self._put(list(puts.values()))
+            self._put(list(puts.values()), embedded)
         return results
 
-    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """Async twin of `batch`."""
-        return await self._opened.bridge.call(self.batch, list(ops))
+    def embed_items(self) -> int:
+        """Add vectors to the items that have none of this embedder; return their number.
+
+        For items that were put before ``index`` had an embedder, or with another one.
+        """
+        vectors = self._required_vectors()
+        return sum(
+            self._add_vectors(vectors.embed(puts), puts, rows) for puts, rows in self._without_vectors()
+        )
+
+    async def aembed_items(self) -> int:
+        """Async twin of `embed_items`."""
+        vectors, bridge = self._required_vectors(), self._opened.bridge
+        count, pages = 0, self._without_vectors()
+        while (page := await bridge.call(next, pages, None)) is not None:
+            puts, rows = page
+            count += await bridge.call(self._add_vectors, await vectors.aembed(puts), puts, rows)
+        return count
 
     def sweep_ttl(self) -> int:
         """Remove expired items; return their number."""
@@ -309,12 +387,35 @@ class TreeringStore(Closing, BaseStore):
         """Async twin of `sweep_ttl`."""
         return await self._opened.bridge.call(self.sweep_ttl)
 
+    def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> TtlSweeper:
+        """Remove expired items every few minutes (default: of the `TTLConfig`, or 5), in a thread.
+
+        Returns a future that is done when the sweeper has stopped; cancelling it stops it, and so do
+        `stop_ttl_sweeper` and `close`. It may be awaited as well, as in LangGraph's async stores.
+        Without a ``ttl`` it is done at once.
+        """
+        if self._sweeper is None or self._sweeper.done():
+            configured = (self.ttl_config or {}).get("sweep_interval_minutes")
+            minutes = sweep_interval_minutes or configured or _SWEEP_MINUTES
+            self._sweeper = TtlSweeper(self.sweep_ttl, minutes * 60 if self.ttl_config else None)
+        return self._sweeper
+
+    def stop_ttl_sweeper(self, timeout: float | None = None) -> bool:
+        """Stop the sweeper and wait for it, at most so many seconds; return whether it has stopped."""
+        return self._sweeper is None or self._sweeper.stop(timeout)
+
+    async def astop_ttl_sweeper(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - LangGraph's
+        """Async twin of `stop_ttl_sweeper`."""
+        return await self._opened.bridge.call(self.stop_ttl_sweeper, timeout)
+
     def close(self) -> None:
-        """Close the store if it was opened here."""
+        """Stop the sweeper, and close the store if it was opened here."""
+        self.stop_ttl_sweeper()
         self._opened.close()
 
     async def aclose(self) -> None:
         """Async twin of `close`."""
+        await self.astop_ttl_sweeper()
         await self._opened.aclose()
 
     # Reading
@@ -338,12 +439,17 @@ class TreeringStore(Closing, BaseStore):
             for name, op in zip(names, ops, strict=True)
         ]
 
-    def _search(self, op: SearchOp) -> list[SearchItem]:
+    def _search(self, op: SearchOp, embedded: Embedded) -> list[SearchItem]:
         if op.limit < 0 or op.offset < 0:
             raise InvalidInput(f"limit is {op.limit} and offset {op.offset}; use 0 or more")
         now_us = self._clock.now_us()
         wanted = op.offset + op.limit
-        found = self._ranked(op, op.query, wanted, now_us) if op.query else self._newest(op, wanted, now_us)
+        if not op.query:
+            found = self._newest(op, wanted, now_us)
+        elif op.query in embedded.queries:
+            found = self._similar(op, embedded.queries[op.query], wanted, now_us)
+        else:
+            found = self._ranked(op, op.query, wanted, now_us)
         chosen = found[op.offset : wanted]
         if op.refresh_ttl:
             self._refresh([(ref, record) for ref, record, _, _ in chosen], now_us)
@@ -388,6 +494,25 @@ class TreeringStore(Closing, BaseStore):
             if len(found) >= wanted or is_all or limit >= MAX_PAGE:
                 return found
             limit = min(limit * 4, MAX_PAGE)
+
+    def _similar(self, op: SearchOp, query: bytes, wanted: int, now_us: int) -> list[FoundItem]:
+        below = prefix_of(op.namespace_prefix)[len(ROOT) :]
+        scored = self._required_vectors().compare(below, query)
+        found: list[FoundItem] = []
+        for start in range(0, len(scored), _PAGE):
+            page = scored[start : start + _PAGE]
+            refs = self._engine.refs(self._space, [ROOT + name for name, _, _ in page])
+            rows = [
+                (refs[ROOT + name], record, score)
+                for name, digest, score in page
+                if ROOT + name in refs
+                for record in [decode_record(refs[ROOT + name].value)]
+                if not record.is_expired(now_us) and digest == digest_of(record.value)
+            ]
+            found += self._accepted(rows, op.filter)
+            if len(found) >= wanted:
+                break
+        return found
 
     def _scores(
         self, query: str, spaces: Sequence[Namespace] | None, prefix: Namespace, limit: int
@@ -454,7 +579,7 @@ class TreeringStore(Closing, BaseStore):
         )
 
     # Writing
-    def _put(self, ops: Sequence[PutOp]) -> None:
+    def _put(self, ops: Sequence[PutOp], embedded: Embedded) -> None:
         names = [name_of(op.namespace, op.key) for op in ops]
         refs = self._engine.refs(self._space, names)
         now_us = self._clock.now_us()
@@ -466,7 +591,7 @@ class TreeringStore(Closing, BaseStore):
                 if ref is not None and before is not None:
                     self._delete(draft, ref, before)
                 continue
-            self._set(draft, name, op, op.value, before, now_us)
+            self._set(draft, name, op, op.value, before, now_us, embedded)
         if not draft.is_empty:
             self._engine.commit(draft.batch())
 
@@ -478,6 +603,7 @@ class TreeringStore(Closing, BaseStore):
         value: Mapping[str, Any],
         before: ItemRecord | None,
         now_us: int,
+        embedded: Embedded,
     ) -> None:
         scope = scope_of(op.namespace, op.key)
         content = Content("json", encode_json(dict(value), keep_order=True))
@@ -499,15 +625,85 @@ class TreeringStore(Closing, BaseStore):
             expires_at_us=None if op.ttl is None else now_us + round(op.ttl * _MINUTE_US),
             text=None if source == address else source,
             indexed=fields is not False,
+            vectors=self._put_vectors(draft, name, scope, address, op, embedded, before),
             needs_trigrams=needs_trigrams(words),
         )
         draft.set_ref(name, record.encoded(), scope=scope, links=tuple(links))
         self._index(draft, name, op.namespace, scope, source if record.indexed else None, record, before)
 
+    def _put_vectors(
+        self,
+        draft: Draft,
+        name: str,
+        scope: str,
+        address: Address,
+        op: PutOp,
+        embedded: Embedded,
+        before: ItemRecord | None,
+    ) -> tuple[str, ...]:
+        """Write or delete the vectors of an item; return the embedders that it may have vectors of.
+
+        Vectors of other embedders stay: their digest says that they are of an older value.
+        """
+        had = () if before is None else before.vectors
+        vectors = self._vectors
+        if vectors is None:
+            return had
+        others = tuple(each for each in had if each != vectors.id)
+        found = [embedded.texts[text] for text in vectors.texts_of(op)]
+        if found:
+            vectors.put(draft, name[len(ROOT) :], scope, address, found)
+            return (*others, vectors.id)
+        if vectors.id in had:
+            draft.delete_ref(vectors_ref(vectors.id, name[len(ROOT) :]), scope=scope)
+        return others
+
+    def _without_vectors(self) -> Iterator[tuple[list[PutOp], list[tuple[Ref, ItemRecord]]]]:
+        """Yield the items that have no vectors, as if they were put again, with their rows."""
+        vectors = self._required_vectors()
+        for page in self._pages(ROOT):
+            digests = vectors.digests([ref.name[len(ROOT) :] for ref in page])
+            rows = [
+                (ref, record)
+                for ref in page
+                for record in [decode_record(ref.value)]
+                if record.indexed and digests.get(ref.name[len(ROOT) :]) != digest_of(record.value)
+            ]
+            values = self._values([record for _, record in rows])
+            puts = [PutOp(*parse_name(ref.name), value) for (ref, _), value in zip(rows, values, strict=True)]
+            wanted = [at for at, put in enumerate(puts) if vectors.texts_of(put)]
+            if wanted:
+                yield [puts[at] for at in wanted], [rows[at] for at in wanted]
+
+    def _add_vectors(
+        self, embedded: Embedded, puts: Sequence[PutOp], rows: Sequence[tuple[Ref, ItemRecord]]
+    ) -> int:
+        vectors, count = self._required_vectors(), 0
+        for put, (ref, record) in zip(puts, rows, strict=True):
+            draft = Draft(self._space)
+            found = [embedded.texts[text] for text in vectors.texts_of(put)]
+            vectors.put(draft, ref.name[len(ROOT) :], ref.scope, Address(record.value), found)
+            known = tuple(dict.fromkeys((*record.vectors, vectors.id)))
+            noted = msgspec.structs.replace(record, vectors=known)
+            draft.set_ref(ref.name, noted.encoded(), scope=ref.scope, expect=ref.version, links=ref.links)
+            try:
+                self._engine.commit(draft.batch())
+            except RefMoved:  # it was just put again, with its vectors
+                continue
+            count += 1
+        return count
+
+    def _required_vectors(self) -> ItemVectors:
+        if self._vectors is None:
+            raise InvalidInput('this TreeringStore has no embedder; pass index={"embed": ...}')
+        return self._vectors
+
     def _delete(self, draft: Draft, ref: Ref, record: ItemRecord, *, expect: int | None = None) -> None:
         namespace, _ = parse_name(ref.name)
         draft.delete_ref(ref.name, scope=ref.scope, expect="any" if expect is None else expect)
         self._index(draft, ref.name, namespace, ref.scope, None, None, record)
+        for embedder in record.vectors:
+            draft.delete_ref(vectors_ref(embedder, ref.name[len(ROOT) :]), scope=ref.scope)
 
     def _index(
         self,
