@@ -37,6 +37,10 @@ def serve(
     port: Annotated[
         int, typer.Option(metavar="N", min=0, max=65535, help="Port to listen on; 0 picks a free one.")
     ] = 8787,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, max=65535, help="Also ingest OTLP over gRPC, at this port (4317)."),
+    ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(metavar="KEY", envvar=KEY_ENVIRONMENT, help="An additional admin key."),
@@ -80,12 +84,14 @@ def serve(
             Settings(
                 host=host,
                 port=port,
+                grpc_port=grpc_port,
                 project=opened.space,
                 api_key=api_key,
                 hosts=tuple(allow_host or ()),
                 search=search,
             ),
             on_ready=lambda address: say(f"serving {opened.url} at {address}; stop with Ctrl-C"),
+            on_grpc_ready=lambda address: say(f"OTLP over gRPC at {address}"),
         )
     finally:
         opened.close()

@@ -20,7 +20,7 @@ from treering.core.query import Erasure, EventQuery, each_record, each_scope
 from treering.core.retention import Keep, RetentionEntry, select
 from treering.errors import InvalidInput
 from treering.runs.listing import Runs
-from treering.runs.otlp.logs import LOG
+from treering.runs.otlp.decode import LOG, METRIC
 from treering.runs.otlp.traces import ATTRIBUTES
 from treering.runs.run import RUN, RUNNING, RunInfo, ledger_scope, listed_run, run_ref
 from treering.runs.search import EventIndex
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.core.records import Record
 
-_OWN_KINDS: Final = frozenset({RUN, MESSAGE, LOG, ATTRIBUTES})
+_OWN_KINDS: Final = frozenset({RUN, MESSAGE, LOG, METRIC, ATTRIBUTES})
 _ERASE_LIMIT: Final = 20_000
 """Events in one erasure. Each erasure reads the whole store once."""
 

@@ -71,11 +71,11 @@ class Application:
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
-        self._state = state
+        self.treering = state
 
     async def end_streams(self) -> None:
         """End all live streams: the server is about to stop."""
-        await self._state.streams.end()
+        await self.treering.streams.end()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""

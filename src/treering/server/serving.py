@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
@@ -20,16 +21,21 @@ if TYPE_CHECKING:
 _SHUTDOWN_SECONDS: Final = 5
 
 
-def serve(store: Store, settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
+def serve(
+    store: Store,
+    settings: Settings,
+    *,
+    on_ready: Callable[[str], None] | None = None,
+    on_grpc_ready: Callable[[str], None] | None = None,
+) -> None:
     """Serve requests until SIGTERM or Ctrl-C, then finish the running ones.
 
-    ``on_ready`` is called with the URL once connections are accepted. Port 0 picks a free port.
+    ``on_ready`` is called with the URL once connections are accepted, ``on_grpc_ready`` with that of OTLP
+    over gRPC, if the settings have a port for it. Port 0 picks a free port.
     """
     Gate(store.engine, settings, clock=store.clock).check_binding()
     listening = _listen(settings)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    if on_ready is not None:
-        on_ready(f"http://{host}:{listening.getsockname()[1]}")
     app = create_app(store, settings)
     config = uvicorn.Config(
         app,
@@ -39,7 +45,15 @@ def serve(store: Store, settings: Settings, *, on_ready: Callable[[str], None] |
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
     tune_memory()
-    with Background(store, search=settings.search):
+    with Background(store, search=settings.search), ExitStack() as stack:
+        if settings.grpc_port is not None:
+            from treering.server.otlp_grpc import serving_grpc
+
+            grpc_port = stack.enter_context(serving_grpc(app.treering, settings.grpc_port))
+            if on_grpc_ready is not None:
+                on_grpc_ready(f"http://{host}:{grpc_port}")
+        if on_ready is not None:
+            on_ready(f"http://{host}:{listening.getsockname()[1]}")
         Server(config, app).run(sockets=[listening])
 
 

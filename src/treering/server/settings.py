@@ -17,6 +17,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: int = 8787
+    grpc_port: int | None = None
+    """A port for OTLP over gRPC, or ``None`` for none. It needs the extra ``grpc``."""
     project: str = "default"
     """The project of callers without a key of the store: on loopback, or with ``api_key``."""
     api_key: str | None = None

@@ -68,6 +68,27 @@ def logs(*records: dict, resource: dict[str, Any] | None = None) -> bytes:
     ).encode()
 
 
+def metrics(*given: dict, resource: dict[str, Any] | None = None) -> bytes:
+    """A request with these metrics."""
+    return json.dumps(
+        {
+            "resourceMetrics": [
+                {
+                    "resource": {"attributes": attributes(resource or {"service.name": "shop"})},
+                    "scopeMetrics": [{"scope": {"name": "test"}, "metrics": list(given)}],
+                }
+            ]
+        }
+    ).encode()
+
+
+def total(name: str, number: int, *, at_ms: int = 0, delta: bool = False, **plain: Any) -> dict:
+    """A metric with one data point of a sum."""
+    time = str(START_NS + at_ms * 1_000_000)
+    point = {"timeUnixNano": time, "asInt": str(number), "attributes": attributes(plain)}
+    return {"name": name, "sum": {"dataPoints": [point], "aggregationTemporality": 1 if delta else 2}}
+
+
 def attributes(plain: dict[str, Any]) -> list[dict]:
     return [{"key": key, "value": value(each)} for key, each in plain.items()]
 

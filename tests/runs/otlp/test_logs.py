@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import json
 
-from tests.runs.otlp.exports import START_NS, TRACE, log, logs, span, traces
+import pytest
+from google.protobuf.json_format import ParseDict
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from tests.runs.otlp.exports import START_NS, TRACE, attributes, log, logs, metrics, span, total, traces
 from treering.core.query import EventQuery
+from treering.errors import StoreFull
+from treering.runs.otlp.decode import decode_request
 
 CLAUDE = {"service.name": "claude-code", "service.version": "2.1.0"}
 SESSION = {"session.id": "5b0c", "organization.id": "org-1", "terminal.type": "xterm"}
@@ -184,3 +190,84 @@ def test_a_request_of_codex_is_a_call_only_when_it_failed(store):
     assert (failed.status, answered.status) == ("error", "ok")
     assert json.loads(failed.data)["error"] == {"type": "529", "message": "overloaded"}
     assert store.cost.of_run("c-2").total.tokens == 15
+
+
+def points(store):
+    return [record.event for record in store.engine.scan(store.space, EventQuery(kinds=("metric",))).records]
+
+
+def send_metrics(store, *given, resource=None):
+    return store.otlp.write(metrics(*given, resource=resource), signal="metrics", encoding="json")
+
+
+def test_a_data_point_of_a_session_is_in_its_run_and_counts_no_tokens(store):
+    tokens = total("claude_code.token.usage", 900, **{"session.id": "5b0c", "type": "input"})
+    send(store, REQUEST, resource=CLAUDE)
+    before = store.cost.of_run("5b0c").total
+    assert before.usage.input == 1000
+    assert send_metrics(store, tokens, resource=CLAUDE).accepted == 1
+    (point,) = points(store)
+    assert (point.run, point.name) == ("5b0c", "claude_code.token.usage")
+    assert store.timeline.content(point.body) == [{"value": 900, "type": "sum", "temporality": "cumulative"}]
+    assert json.loads(point.data)["attributes"]["type"] == "input"
+    after = store.cost.of_run("5b0c").total
+    assert (after.usage, after.nanos) == (before.usage, before.nanos)
+
+
+def test_a_series_that_has_not_changed_is_not_written_again(store):
+    for at_ms, number in enumerate([5, 5, 5, 6, 6]):
+        assert send_metrics(store, total("requests", number, at_ms=at_ms)).accepted == 1
+    send_metrics(store, total("requests", 6, at_ms=9, route="/other"))
+    assert len(points(store)) == 3
+    for at_ms in range(3):
+        send_metrics(store, total("sent", 1, at_ms=at_ms, delta=True))
+    assert len(points(store)) == 6
+
+
+def test_a_point_that_was_not_stored_is_written_when_it_is_sent_again(store, monkeypatch):
+    def full(*_):
+        raise StoreFull("no space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.otlp, "_commit_once", full)
+        with pytest.raises(StoreFull):
+            send_metrics(store, total("requests", 5))
+    send_metrics(store, total("requests", 5))
+    assert len(points(store)) == 1
+
+
+def test_both_encodings_give_the_same_points(store):
+    when = {"timeUnixNano": str(START_NS), "attributes": attributes({"model": "gpt-5"})}
+    histogram = {"count": "3", "sum": 7.5, "bucketCounts": ["1", "2"], "explicitBounds": [5.0]}
+    exponential = {
+        "count": "2",
+        "scale": 1,
+        "zeroCount": "1",
+        "positive": {"offset": 2, "bucketCounts": ["1"]},
+    }
+    summary = {"count": "2", "sum": 3.0, "quantileValues": [{"quantile": 0.5, "value": 1.5}]}
+    given = [
+        {"name": "temperature", "unit": "Cel", "gauge": {"dataPoints": [when | {"asDouble": 20.5}]}},
+        {"name": "seconds", "unit": "s",
+         "histogram": {"dataPoints": [when | histogram], "aggregationTemporality": 1}},
+        {"name": "bytes",
+         "exponentialHistogram": {"dataPoints": [when | exponential], "aggregationTemporality": 2}},
+        {"name": "old", "summary": {"dataPoints": [when | summary]}},
+    ]  # fmt: skip
+    data = metrics(*given)
+    message = ParseDict(json.loads(data), ExportMetricsServiceRequest())
+    read = [
+        decode_request(data, "metrics", "json"),
+        decode_request(message.SerializeToString(), "metrics", "protobuf"),
+    ]
+    assert read[0] == read[1]
+    assert [log.body for log in read[0].logs] == [
+        {"value": 20.5, "type": "gauge", "unit": "Cel"},
+        {"count": 3, "sum": 7.5, "bucketCounts": [1, 2], "explicitBounds": [5.0], "type": "histogram",
+         "unit": "s", "temporality": "delta"},
+        {"count": 2, "scale": 1, "zeroCount": 1, "positive": {"offset": 2, "bucketCounts": [1]},
+         "type": "exponentialHistogram", "temporality": "cumulative"},
+        {"count": 2, "sum": 3.0, "quantileValues": [{"quantile": 0.5, "value": 1.5}], "type": "summary"},
+    ]  # fmt: skip
+    result = send_metrics(store, {"name": "bad", "sum": {"dataPoints": [{"asInt": "many"}]}}, given[0])
+    assert (result.accepted, result.rejected) == (1, 1)

@@ -20,7 +20,7 @@ import orjson
 from treering.core.batch import NUMBER_BITS
 from treering.errors import InvalidInput, MissingExtra
 
-Signal = Literal["traces", "logs"]
+Signal = Literal["traces", "logs", "metrics"]
 Encoding = Literal["protobuf", "json"]
 
 STATUS_ERROR: Final = 2
@@ -73,8 +73,13 @@ class OtlpSpan(msgspec.Struct, gc=False):
         return self.parent is None or self.flags & (_HAS_REMOTE | _IS_REMOTE) == _HAS_REMOTE | _IS_REMOTE
 
 
+LOG: Final = "log"
+METRIC: Final = "metric"
+"""The kinds of rows with a plain log record, and with a data point of a metric."""
+
+
 class OtlpLog(msgspec.Struct, gc=False):
-    """A log record; ``event`` is empty if it names none."""
+    """A log record, or a data point of a metric; ``event`` is empty if it names none."""
 
     trace: str | None
     span: str | None
@@ -84,6 +89,7 @@ class OtlpLog(msgspec.Struct, gc=False):
     body: Any
     attributes: dict[str, Any]
     sender: Sender
+    kind: str = LOG
     id: str = ""
     """The id of its row, assigned by `assign_log_ids`."""
 
@@ -159,6 +165,13 @@ def _protobuf_logs(data: bytes) -> ExportRequest:
     return request
 
 
+def _protobuf_metrics(data: bytes) -> ExportRequest:
+    from google.protobuf.json_format import MessageToDict
+
+    # The few data points of a metric need no fast way of their own.
+    return _metrics_of(MessageToDict(_parse_protobuf(_message_types()[2], data)))
+
+
 def _parse_protobuf(message_type: Any, data: bytes) -> Any:
     from google.protobuf.message import DecodeError
 
@@ -169,13 +182,14 @@ def _parse_protobuf(message_type: Any, data: bytes) -> Any:
 
 
 @cache
-def _message_types() -> tuple[Any, Any]:
+def _message_types() -> tuple[Any, Any, Any]:
     try:
         from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+        from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
     except ModuleNotFoundError:
         raise MissingExtra("OTLP in protobuf", "server") from None
-    return ExportTraceServiceRequest, ExportLogsServiceRequest
+    return ExportTraceServiceRequest, ExportLogsServiceRequest, ExportMetricsServiceRequest
 
 
 def _protobuf_sender(resource: dict[str, Any], scope: Any) -> Sender:
@@ -277,7 +291,7 @@ _ENUMS: Final = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR
 
 def _json_traces(data: bytes) -> ExportRequest:
     request = ExportRequest()
-    for sender, message in _json_items(data, "resourceSpans", "scopeSpans", "spans"):
+    for sender, message in _json_items(_parse_json(data), "resourceSpans", "scopeSpans", "spans"):
         try:
             span = _json_span(message, sender)
             problem = _problem(span)
@@ -294,7 +308,7 @@ def _json_traces(data: bytes) -> ExportRequest:
 
 def _json_logs(data: bytes) -> ExportRequest:
     request = ExportRequest()
-    for sender, message in _json_items(data, "resourceLogs", "scopeLogs", "logRecords"):
+    for sender, message in _json_items(_parse_json(data), "resourceLogs", "scopeLogs", "logRecords"):
         try:
             request.logs.append(_json_log(message, sender))
         except _SHAPE_ERRORS as error:
@@ -302,9 +316,71 @@ def _json_logs(data: bytes) -> ExportRequest:
     return request
 
 
-def _json_items(data: bytes, outer: str, middle: str, inner: str) -> list[tuple[Sender, Any]]:
-    """Return the spans or log records of a request, each with its sender."""
-    request = _parse_json(data)
+def _json_metrics(data: bytes) -> ExportRequest:
+    return _metrics_of(_parse_json(data))
+
+
+_TEMPORALITIES: Final = {1: "delta", 2: "cumulative"} | {
+    f"AGGREGATION_TEMPORALITY_{name.upper()}": name for name in ("delta", "cumulative")
+}
+_METRIC_TYPES: Final = ("gauge", "sum", "histogram", "exponentialHistogram", "summary")
+_NOT_VALUES: Final = frozenset({"attributes", "timeUnixNano", "startTimeUnixNano", "exemplars", "flags"})
+
+
+def _metrics_of(body: Any) -> ExportRequest:
+    """Return the data points of a request, in JSON, as records."""
+    request = ExportRequest()
+    for sender, metric in _json_items(body, "resourceMetrics", "scopeMetrics", "metrics"):
+        try:
+            request.logs += _data_points(metric, sender)
+        except _SHAPE_ERRORS as error:
+            request.rejected.append(Rejected("a metric", f"it is not valid ({error!r:.120})"))
+    return request
+
+
+def _data_points(metric: dict[str, Any], sender: Sender) -> list[OtlpLog]:
+    points: list[OtlpLog] = []
+    for kind in (each for each in _METRIC_TYPES if each in metric):
+        data = metric[kind]
+        about = {"type": kind, "unit": metric.get("unit")}
+        about["temporality"] = _TEMPORALITIES.get(data.get("aggregationTemporality"))
+        about = {name: each for name, each in about.items() if each}
+        points += [
+            OtlpLog(
+                trace=None,
+                span=None,
+                ts_us=_json_micros(point.get("timeUnixNano")),
+                severity="",
+                event=str(metric["name"]),
+                body={**_point_value(point), **about},
+                attributes=_json_attributes(point.get("attributes")),
+                sender=sender,
+                kind=METRIC,
+            )
+            for point in data.get("dataPoints") or ()
+        ]
+    return points
+
+
+def _point_value(point: dict[str, Any]) -> dict[str, Any]:
+    if "asInt" in point:
+        return {"value": int(point["asInt"])}
+    if "asDouble" in point:
+        return {"value": float(point["asDouble"])}
+    return {name: _plain_number(each) for name, each in point.items() if name not in _NOT_VALUES}
+
+
+def _plain_number(value: Any) -> Any:
+    """Return numbers that are text, as 64-bit numbers are in JSON, as numbers."""
+    if isinstance(value, list):
+        return [_plain_number(each) for each in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {name: _plain_number(each) for name, each in cast("dict[str, Any]", value).items()}
+    return int(value) if isinstance(value, str) and value.lstrip("-").isdigit() else value
+
+
+def _json_items(request: Any, outer: str, middle: str, inner: str) -> list[tuple[Sender, Any]]:
+    """Return the spans, log records or metrics of a request, each with its sender."""
     items: list[tuple[Sender, Any]] = []
     try:
         for by_resource in request.get(outer) or ():
@@ -444,4 +520,6 @@ _DECODERS: Final[dict[tuple[Signal, Encoding], Callable[[bytes], ExportRequest]]
     ("traces", "json"): _json_traces,
     ("logs", "protobuf"): _protobuf_logs,
     ("logs", "json"): _json_logs,
+    ("metrics", "protobuf"): _protobuf_metrics,
+    ("metrics", "json"): _json_metrics,
 }

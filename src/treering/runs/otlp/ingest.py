@@ -28,7 +28,7 @@ from treering.runs.otlp.decode import (
     Signal,
     decode_request,
 )
-from treering.runs.otlp.logs import assign_log_ids, run_of, write_logs
+from treering.runs.otlp.logs import Series, assign_log_ids, run_of, write_logs
 from treering.runs.otlp.traces import Traces, write_spans
 from treering.runs.run import QUIET_SECONDS, run_ref
 
@@ -90,6 +90,7 @@ class Ingest:
         self._queue_bytes = queue_bytes
         self._quiet_seconds = quiet_seconds
         self._traces = Traces(engine, space)
+        self._series = Series()
         self._queue: deque[_Request] = deque()
         self._queued_bytes = 0
         self._condition = threading.Condition()
@@ -230,7 +231,8 @@ class Ingest:
     def _commit(self, requests: Sequence[ExportRequest]) -> None:
         """Write requests in as few commits as possible."""
         now_us = self._clock.now_us()
-        items = [each for request in requests for each in (*request.spans, *request.logs)]
+        records = [log for request in requests for log in request.logs if not self._series.is_unchanged(log)]
+        items = [*(span for request in requests for span in request.spans), *records]
         for start in range(0, len(items), COMMIT_LIMIT):
             spans: dict[str, list[OtlpSpan]] = {}
             logs: dict[str | None, list[OtlpLog]] = {}
@@ -241,6 +243,7 @@ class Ingest:
                     each.ts_us = each.ts_us or now_us
                     logs.setdefault(run_of(each), []).append(each)
             self._commit_with_retries(spans, logs)
+        self._series.remember(records)
 
     def _commit_with_retries(
         self, spans: dict[str, list[OtlpSpan]], logs: dict[str | None, list[OtlpLog]]

@@ -1,15 +1,20 @@
-"""Write OTLP log records into the journal: usage reported by coding agents, messages, and plain logs.
+"""Write OTLP log records and metrics into the journal: usage of coding agents, messages, and plain logs.
 
 Claude Code, Codex and Gemini CLI report what they do as log events that name a session. The session becomes a
 run with that id, a model request a call with its tokens and cost, a tool result a tool call, a prompt a
 message. Events of the GenAI conventions are messages of the run of their trace. Anything else is a row of
 kind ``log``. Log records have no id, so the id of a row is made from its content: a record that is sent again
 is the same row.
+
+A data point of a metric is a row of kind ``metric``, in the run of the session that it names. What it counts
+is not added to tokens or cost, which spans and logs report as well. A series that has not changed since the
+last point is not written again (`Series`).
 """
 
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
+from collections import OrderedDict
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -28,7 +33,7 @@ from treering.runs.otlp.attributes import (
     disjoint_usage,
     thread_of,
 )
-from treering.runs.otlp.decode import Rejected
+from treering.runs.otlp.decode import METRIC, Rejected
 from treering.runs.otlp.traces import ATTRIBUTES, Trace
 from treering.runs.prices import CURRENCY
 from treering.runs.span import ERROR, OK
@@ -40,12 +45,10 @@ if TYPE_CHECKING:
     from treering.core.content import Content
     from treering.runs.otlp.decode import ExportRequest, OtlpLog
 
-LOG: Final = "log"
-"""The kind of a row with a plain log record."""
-
 _AGENT_PREFIXES: Final = ("claude_code", "codex", "gemini_cli", "qwen-code")
 _AGENT_SERVICES: Final = ("claude-code", "codex_cli_rs", "gemini-cli")
 _MAX_EVENT_NAME: Final = 100
+_MAX_SERIES: Final = 10_000
 _PROMPTS: Final = ("user_prompt",)
 _REQUEST: Final = "api_request"
 _CALLS: Final = (_REQUEST, "api_response")
@@ -89,7 +92,7 @@ def assign_log_ids(request: ExportRequest) -> None:
     logs, request.logs = request.logs, []
     for log in logs:
         identity = [log.trace, log.span, log.ts_us, log.severity, log.event, log.body, log.attributes]
-        identity.append(log.sender.resource)
+        identity += [log.sender.resource, log.kind]
         try:
             digest = blake2b(encode_json(identity), digest_size=12).digest()
         except InvalidInput as error:
@@ -110,6 +113,36 @@ def write_logs(draft: Draft, trace: Trace | None, logs: Iterable[OtlpLog]) -> No
         trace.start(log.ts_us, thread=thread_of(log.attributes), agent=clean_word(log.sender.service))
         trace.extend(log.ts_us)
         _write_record(draft, trace, _Fields(log))
+
+
+class Series:
+    """Remembers the last point of each series of a metric, to tell those that have not changed."""
+
+    def __init__(self) -> None:
+        self._last: OrderedDict[bytes, Any] = OrderedDict()
+
+    def is_unchanged(self, log: OtlpLog) -> bool:
+        """Whether a record repeats the last point of its series. A delta is always new."""
+        return log.kind == METRIC and _is_total(log) and self._last.get(_series(log), self) == log.body
+
+    def remember(self, logs: Iterable[OtlpLog]) -> None:
+        """Remember points that are durable."""
+        for log in logs:
+            if log.kind == METRIC and _is_total(log):
+                key = _series(log)
+                self._last[key] = log.body
+                self._last.move_to_end(key)
+        while len(self._last) > _MAX_SERIES:
+            self._last.popitem(last=False)
+
+
+def _is_total(log: OtlpLog) -> bool:
+    return log.body.get("temporality") != "delta"
+
+
+def _series(log: OtlpLog) -> bytes:
+    identity = [log.event, log.attributes, log.sender.resource, log.sender.scope]
+    return blake2b(encode_json(identity), digest_size=16).digest()
 
 
 class _Fields:
@@ -134,7 +167,9 @@ class _Fields:
 
 def _write_record(draft: Draft, trace: Trace, fields: _Fields) -> None:
     name = _agent_event(fields.log)
-    if name is not None:
+    if fields.log.kind == METRIC:
+        _write_log(draft, trace, fields, fields.log.body)
+    elif name is not None:
         _write_agent_event(draft, trace, fields, name)
     elif fields.event in _MESSAGES:
         _write_message(draft, trace, fields, role=_MESSAGES[fields.event], content=_message(fields.log))
@@ -304,14 +339,16 @@ def _write_log(
 ) -> None:
     """Write a plain log record."""
     log = fields.log
-    scope = trace.writer.scope if trace is not None else str(Scope("", LOG, log.sender.service or LOG))
+    scope = (
+        trace.writer.scope if trace is not None else str(Scope("", log.kind, log.sender.service or log.kind))
+    )
     data, content = _data(trace, fields, {})
     if content is None and body is not None:
         content = encode(body, keep_order=True) if as_json else content_of(body)
     draft.event(
         Event(
             id=log.id,
-            kind=LOG,
+            kind=log.kind,
             ts_us=max(log.ts_us, 1),
             scope=scope,
             run=None if trace is None else trace.id,

@@ -1,4 +1,4 @@
-"""OTLP over HTTP: ``/v1/traces`` and ``/v1/logs``, in protobuf or JSON, gzipped or not.
+"""OTLP over HTTP: ``/v1/traces``, ``/v1/logs`` and ``/v1/metrics``, in protobuf or JSON, gzipped or not.
 
 A 200 means that everything in the request that could be stored is durable; the rest is counted and described
 as a partial success. Concurrent requests are committed together. A request that is safe to retry is answered
@@ -30,7 +30,11 @@ _ENCODINGS: Final[dict[str, Encoding]] = {
     "application/protobuf": "protobuf",
     JSON: "json",
 }
-_REJECTED: Final[dict[Signal, str]] = {"traces": "rejectedSpans", "logs": "rejectedLogRecords"}
+_REJECTED: Final[dict[Signal, str]] = {
+    "traces": "rejectedSpans",
+    "logs": "rejectedLogRecords",
+    "metrics": "rejectedDataPoints",
+}
 _BAD: Final = 400
 _LATER: Final = 503
 _UNAVAILABLE: Final = 14
@@ -50,7 +54,13 @@ async def export_logs(call: Call[None, None]) -> Response:
     return await _export(call, "logs")
 
 
-ENDPOINTS: Final = (export_traces, export_logs)
+@endpoint("POST", "/v1/metrics", tag="otlp", raw_body=True)
+async def export_metrics(call: Call[None, None]) -> Response:
+    """Ingest metrics in OTLP (protobuf or JSON). Responds when they are durable."""
+    return await _export(call, "metrics")
+
+
+ENDPOINTS: Final = (export_traces, export_logs, export_metrics)
 
 
 async def _export(call: Call[None, None], signal: Signal) -> Response:
@@ -65,14 +75,15 @@ async def _export(call: Call[None, None], signal: Signal) -> Response:
         result = await asyncio.wrap_future(future)
     except TreeringError as error:
         return _error(error, encoding)
-    return Response(_success(result, signal, encoding), media_type=media)
+    return Response(success(result, signal, encoding), media_type=media)
 
 
 def _limit(request: Request) -> int:
     return request.app.state.treering.settings.max_body
 
 
-def _success(result: IngestResult, signal: Signal, encoding: Encoding) -> bytes:
+def success(result: IngestResult, signal: Signal, encoding: Encoding) -> bytes:
+    """Return the body of the response to a request that was ingested."""
     if encoding == "json":
         if not result.rejected:
             return b"{}"
