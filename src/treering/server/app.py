@@ -97,10 +97,10 @@ def _process_routes(state: ServerState, endpoints: Sequence[Endpoint]) -> list[R
     """Return the routes for whoever operates the server: OpenAPI, health, readiness, metrics."""
     openapi_document = msgspec.json.encode(document(endpoints, version=treering.__version__))
 
-    def openapi(_: Request) -> Response:
+    async def openapi(_: Request) -> Response:
         return Response(openapi_document, media_type=JSON)
 
-    def healthz(_: Request) -> Response:
+    async def healthz(_: Request) -> Response:
         return Response(b'{"status":"ok"}', media_type=JSON)
 
     def readyz(_: Request) -> Response:

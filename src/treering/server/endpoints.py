@@ -37,6 +37,7 @@ from treering.server.auth import Access, Gate, Scope
 from treering.server.http import (
     MEDIA_TYPE,
     Problem,
+    parse_json,
     problem_response,
     read_body,
     respond,
@@ -204,10 +205,8 @@ def dispatcher(endpoint: Endpoint, state: ServerState) -> Callable[[Request], Aw
             request=request,
         )
         if endpoint.is_async:
-            reply = await endpoint.handler(call)
-        else:
-            reply = await to_thread.run_sync(endpoint.handler, call)
-        return reply if isinstance(reply, Response) else _json_response(request, endpoint, reply)
+            return _response(request, endpoint, await endpoint.handler(call))
+        return await to_thread.run_sync(lambda: _response(request, endpoint, endpoint.handler(call)))
 
     return handle
 
@@ -263,15 +262,12 @@ async def _parse_body(request: Request, endpoint: Endpoint, state: ServerState) 
     if media != JSON:
         raise InvalidInput(f"the body has content type {media[:80]!r}; send {JSON}")
     data = await read_body(request, limit=state.settings.max_body)
-    try:
-        return msgspec.json.decode(data or b"{}", type=endpoint.body)
-    except msgspec.ValidationError as error:
-        raise InvalidInput(f"invalid body: {error}") from None
-    except msgspec.DecodeError as error:
-        raise InvalidInput(f"the body is not valid JSON: {error}") from None
+    return await parse_json(data or b"{}", endpoint.body)
 
 
-def _json_response(request: Request, endpoint: Endpoint, reply: Any) -> Response:
+def _response(request: Request, endpoint: Endpoint, reply: Any) -> Response:
+    if isinstance(reply, Response):
+        return reply
     if reply is None:
         return Response(status_code=204)
     data = readable_json(reply, enc_hook=_as_json)

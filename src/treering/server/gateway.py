@@ -39,6 +39,8 @@ from treering.server.auth import SIDE, Access
 from treering.server.http import problem_of
 
 _MAX_SECONDS: Final = 366 * 86_400.0
+_FIRST_STEP: Final = 64
+"""How many contents are read first, before their size is known."""
 _log: Final = logging.getLogger("treering.server")
 
 
@@ -189,23 +191,41 @@ def _refs(target: GatewayTarget, args: protocol.NamesRequest) -> list[Ref]:
 
 
 def _get(target: GatewayTarget, args: protocol.AddressesRequest) -> Iterator[list[Content]]:
-    return _pieces(target.engine.get(target.space, args.addresses))
+    def read(start: int, stop: int) -> list[Content]:
+        return target.engine.get(target.space, args.addresses[start:stop])
+
+    return _pieces(read, 0, len(args.addresses))
 
 
 def _read_list(target: GatewayTarget, args: protocol.ListRequest) -> Iterator[list[Content]]:
-    return _pieces(target.engine.read_list(target.space, args.list, args.start, args.stop))
+    def read(start: int, stop: int) -> list[Content]:
+        return target.engine.read_list(target.space, args.list, start, stop)
+
+    return _pieces(read, max(args.start, 0), args.stop)
 
 
-def _pieces(contents: list[Content]) -> Iterator[list[Content]]:
-    piece: list[Content] = []
-    size = 0
-    for content in contents:
-        piece.append(content)
-        size += len(content.data)
-        if size >= protocol.PIECE_BYTES:
-            yield piece
-            piece, size = [], 0
-    yield piece
+def _pieces(read: Callable[[int, int], list[Content]], start: int, stop: int) -> Iterator[list[Content]]:
+    """Yield contents in pieces, reading only a few before the client has taken the ones before.
+
+    How many are read at once depends on the size of those before.
+    """
+    step = _FIRST_STEP
+    while True:
+        contents = read(start, min(start + step, stop))
+        piece: list[Content] = []
+        size = 0
+        for content in contents:
+            piece.append(content)
+            size += len(content.data)
+            if size >= protocol.PIECE_BYTES:
+                yield piece
+                piece, size = [], 0
+        yield piece
+        start += step
+        if start >= stop or len(contents) < step:
+            return
+        total = sum(len(each.data) for each in contents) + 1
+        step = max(1, min(step * protocol.PIECE_BYTES // total, step * 8))
 
 
 # Maintenance

@@ -2,17 +2,20 @@
 
 A problem's ``type`` is the class of the error, so that a client can raise the same one; ``detail`` is its
 message. An unexpected exception is logged under a reference, and only the reference is sent. **Invariant:**
-no body makes the server hold more than its limit, however it is compressed or sent.
+no body makes the server hold more than its limit, however it is compressed or sent, and none is decompressed
+or parsed on the event loop, unless it is small.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import zlib
 from typing import Any, Final
 
 import msgspec
+from anyio import to_thread
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -20,6 +23,7 @@ from treering.errors import (
     BudgetExceeded,
     InvalidInput,
     MissingObjects,
+    TimedOut,
     TooLarge,
     TooMany,
     TreeringError,
@@ -28,7 +32,16 @@ from treering.errors import (
 
 MEDIA_TYPE: Final = "application/problem+json"
 TYPE: Final = "urn:treering:error:"
-_FLUSH_BYTES: Final = 64 * 1024
+SMALL_BYTES: Final = 64 * 1024
+"""A body up to this size is parsed on the event loop, which is faster than changing to a thread."""
+BODY_SECONDS: Final = 300.0
+"""Time limit for receiving a body."""
+MAX_MEMBERS: Final = 1024
+"""How many gzip members a body may consist of: as many as bgzip makes of 64 MB."""
+MAX_VALUES: Final = 500_000
+"""How many values a JSON body may have: parsing holds Python's global lock, so many would stop the server."""
+_PIECE_BYTES: Final = 64 * 1024
+_SCAN_BYTES: Final = 1024 * 1024
 _log: Final = logging.getLogger("treering.server")
 
 
@@ -103,47 +116,118 @@ async def read_body(request: Request, *, limit: int) -> bytes:
     """Read the body and decompress it (gzip or deflate).
 
     Raises:
-        TooLarge: It has more than ``limit`` bytes, before or after decompression.
+        TooLarge: It has more than ``limit`` bytes, before or after decompression, or too many gzip members.
+        TimedOut: It did not arrive in time.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
-    data = bytearray()
     try:
-        async for piece in request.stream():
-            data += piece
-            if len(data) > limit:
-                raise _too_large(limit)
+        async with asyncio.timeout(BODY_SECONDS):
+            data = await _receive(request, limit)
     except ClientDisconnect:
         raise InvalidInput(
             "the client disconnected before the body was complete; nothing was written"
         ) from None
+    except TimeoutError:
+        raise TimedOut(
+            f"the request did not arrive within {BODY_SECONDS:.0f} seconds; send it again"
+        ) from None
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding in {"", "identity"}:
-        return bytes(data)
+        return data
     if encoding not in {"gzip", "x-gzip", "deflate"}:
         raise InvalidInput(f"unknown content-encoding {encoding[:40]!r}; send gzip, deflate or none")
-    return inflate(bytes(data), limit=limit)
+    return await to_thread.run_sync(lambda: inflate(data, limit=limit))
+
+
+async def _receive(request: Request, limit: int) -> bytes:
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > limit:
+            raise _too_large(limit)
+    return bytes(data)
 
 
 def inflate(data: bytes, *, limit: int) -> bytes:
-    """Decompress gzip or zlib data of any number of members, up to ``limit`` bytes."""
+    """Decompress gzip or zlib data of up to `MAX_MEMBERS` members and ``limit`` bytes.
+
+    The data is passed to zlib in small pieces, because it copies what it has not used yet: at the end of each
+    member all that follows.
+    """
     whole = bytearray()
-    while data:
-        member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
-        try:
-            whole += member.decompress(data, limit + 1 - len(whole))
+    member: Any = None
+    members = 0
+    pieces = (data[start : start + _PIECE_BYTES] for start in range(0, len(data), _PIECE_BYTES))
+    for next_piece in pieces:
+        piece = next_piece
+        while piece:
+            if member is None:
+                member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+                members += 1
+                if members > MAX_MEMBERS:
+                    raise TooLarge(
+                        f"the body has more than {MAX_MEMBERS:,} gzip members; compress it as a whole "
+                        "(nothing was written)"
+                    )
+            try:
+                whole += member.decompress(piece, limit + 1 - len(whole))
+            except zlib.error as error:
+                raise InvalidInput(f"the body cannot be decompressed: {error}; nothing was written") from None
             if len(whole) > limit:
                 raise _too_large(limit)
-            whole += member.flush(_FLUSH_BYTES)
-        except zlib.error as error:
-            raise InvalidInput(f"the body cannot be decompressed: {error}; nothing was written") from None
-        if len(whole) > limit:
-            raise _too_large(limit)
-        if not member.eof:
-            raise InvalidInput("the compressed body is truncated; nothing was written")
-        data = member.unused_data
+            piece = member.unused_data or member.unconsumed_tail
+            if member.eof:
+                member = None
+    if member is not None:
+        raise InvalidInput("the compressed body is truncated; nothing was written")
     return bytes(whole)
+
+
+async def parse_json(data: bytes, kind: Any) -> Any:
+    """Return a JSON body as a type; a large one is parsed in a worker thread.
+
+    Raises:
+        InvalidInput: It is not JSON, or not of that type.
+        TooLarge: It has more than `MAX_VALUES` values.
+    """
+    if len(data) <= SMALL_BYTES:
+        return _parse_json(data, kind)
+    return await to_thread.run_sync(_parse_json, data, kind)
+
+
+def _parse_json(data: bytes, kind: Any) -> Any:
+    check_values(data)
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"invalid body: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise InvalidInput("the body is nested too deeply; nothing was written") from None
+
+
+def check_values(data: bytes) -> None:
+    """Raise `TooLarge` if JSON has more than `MAX_VALUES` values, without parsing it."""
+    if len(data) <= MAX_VALUES:  # a value has a byte at least
+        return
+    count = 0
+    is_text = False
+    rest = b""
+    for start in range(0, len(data), _SCAN_BYTES):  # other threads may run in between
+        piece = (rest + data[start : start + _SCAN_BYTES]).replace(rb"\\", b"").replace(rb"\"", b"")
+        rest = b"\\" if piece.endswith(b"\\") else b""  # it escapes what the next piece begins with
+        parts = piece.split(b'"')
+        outside = b"".join(parts[is_text::2])
+        is_text ^= len(parts) % 2 == 0
+        count += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
+        if count > MAX_VALUES:
+            raise TooLarge(
+                f"the body has more than {MAX_VALUES:,} values; send it in smaller requests "
+                "(nothing was written)"
+            )
 
 
 def _too_large(limit: int) -> TooLarge:

@@ -31,7 +31,7 @@ from treering.errors import (
     TooLarge,
     Unreachable,
 )
-from treering.server import gateway
+from treering.server import gateway, http
 from treering.server.gateway import failure_of
 from treering.server.http import problem_of
 from treering.server.routes import gateway as routes
@@ -228,7 +228,7 @@ class TestWaiting:
             assert opened(keys("b")).stage("default", [batches.noise(5000)])
 
     def test_an_upload_that_never_ends_times_out(self, url, monkeypatch):
-        monkeypatch.setattr(routes, "BODY_SECONDS", 0.05)
+        monkeypatch.setattr(http, "BODY_SECONDS", 0.05)
         host, _, port = url.removeprefix("http://").partition(":")
         with closing(socket.create_connection((host, int(port)), timeout=60)) as line:
             line.sendall(

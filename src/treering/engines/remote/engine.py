@@ -195,6 +195,7 @@ GROUP_CONTENTS: Final = 4096
 _STAGINGS: Final = 3
 
 T = TypeVar("T")
+Name = TypeVar("Name", bound=str)
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoders: Final[dict[str, msgspec.msgpack.Decoder[Any]]] = {
@@ -291,13 +292,17 @@ class RemoteEngine:
     # Reading
     def missing(self, space: str, names: Sequence[str]) -> set[str]:
         """Return the objects that are not stored."""
-        return set(self._call("missing", space, protocol.NamesRequest(tuple(names)))) if names else set()
+        found: set[str] = set()
+        for some in _groups(names):
+            found.update(self._call("missing", space, protocol.NamesRequest(some)))
+        return found
 
     def get(self, space: str, addresses: Sequence[Address]) -> list[Content]:
         """Return verified content in the given order."""
-        if not addresses:
-            return []
-        return self._call_all("get", space, protocol.AddressesRequest(tuple(addresses)))
+        found: list[Content] = []
+        for some in _groups(addresses):
+            found += self._call_all("get", space, protocol.AddressesRequest(some))
+        return found
 
     def list_info(self, space: str, list_id: str) -> ListInfo | None:
         """Return the length and parent of a list."""
@@ -315,10 +320,10 @@ class RemoteEngine:
     def refs(self, space: str, names: Sequence[str]) -> dict[str, Ref]:
         """Return the refs that exist among these names."""
         self._connections.check_open()
-        if not names:
-            return {}
-        found: list[Ref] = self._call("refs", space, protocol.NamesRequest(tuple(names)))
-        return {ref.name: ref for ref in found}
+        found: dict[str, Ref] = {}
+        for some in _groups(names):
+            found.update((ref.name, ref) for ref in self._call("refs", space, protocol.NamesRequest(some)))
+        return found
 
     def scan_refs(self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000) -> list[Ref]:
         """Return the next ``limit`` refs with a prefix, by name, behind ``after``."""
@@ -519,3 +524,9 @@ def _one(name: str, messages: Iterator[bytes]) -> Any:
 def _local(space: str, lease: Lease | None) -> Lease | None:
     """Return a lease with this side's name of the space."""
     return None if lease is None else msgspec.structs.replace(lease, space=space)
+
+
+def _groups(names: Sequence[Name]) -> Iterator[tuple[Name, ...]]:
+    """Split names into as many as a request may have."""
+    for start in range(0, len(names), protocol.MAX_NAMES):
+        yield tuple(names[start : start + protocol.MAX_NAMES])

@@ -20,7 +20,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import msgspec
 
@@ -55,6 +55,8 @@ DEFAULT_NAMESPACE: Final = "default"
 MAX_REQUEST_BYTES: Final = 64 * 1024 * 1024
 """Size limit of a request, both as sent and decompressed, and therefore of a single content."""
 MAX_ANSWER_FRAME: Final = 1 << 30
+MAX_NAMES: Final = 50_000
+"""How many objects or refs a request may name, and how many contents it may have."""
 PIECE_BYTES: Final = 4 * 1024 * 1024
 """Approximate size of the pieces in which contents and exports are sent."""
 MAX_WAIT_SECONDS: Final = 20.0
@@ -115,13 +117,13 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
 class NamesRequest(msgspec.Struct, frozen=True):
     """Objects or refs, by name."""
 
-    names: tuple[str, ...]
+    names: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_NAMES)]
 
 
 class AddressesRequest(msgspec.Struct, frozen=True):
     """Contents to read."""
 
-    addresses: tuple[Address, ...]
+    addresses: Annotated[tuple[Address, ...], msgspec.Meta(max_length=MAX_NAMES)]
 
 
 class ListRequest(msgspec.Struct, frozen=True, kw_only=True):

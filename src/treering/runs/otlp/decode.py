@@ -18,7 +18,7 @@ import msgspec
 import orjson
 
 from treering.core.batch import NUMBER_BITS
-from treering.errors import InvalidInput, MissingExtra
+from treering.errors import InvalidInput, MissingExtra, TooLarge
 
 Signal = Literal["traces", "logs", "metrics"]
 Encoding = Literal["protobuf", "json"]
@@ -29,6 +29,13 @@ KIND_CLIENT: Final = 3
 """The kind of a span that calls something remote."""
 _HAS_REMOTE: Final = 0x100
 _IS_REMOTE: Final = 0x200
+MAX_MESSAGES: Final = 1_000_000
+"""How many messages (spans, attributes, values, ...) a protobuf request may have.
+
+An empty one takes two bytes to send and a hundred in memory.
+"""
+MAX_METRICS_BYTES: Final = 2_000_000
+"""How large a protobuf request with metrics may be, which is decoded in a slower way."""
 _NO_TRACE: Final = "0" * 32
 _NO_SPAN: Final = "0" * 16
 
@@ -138,7 +145,7 @@ _DROPPED_COUNTS: Final = ("dropped_attributes_count", "dropped_events_count", "d
 
 
 def _protobuf_traces(data: bytes) -> ExportRequest:
-    message: Any = _parse_protobuf(_message_types()[0], data)
+    message: Any = _parse_protobuf(_message_types()[0], data, _TRACES)
     request = ExportRequest()
     for resource_spans in message.resource_spans:
         resource = _protobuf_attributes(resource_spans.resource.attributes)
@@ -155,7 +162,7 @@ def _protobuf_traces(data: bytes) -> ExportRequest:
 
 
 def _protobuf_logs(data: bytes) -> ExportRequest:
-    message: Any = _parse_protobuf(_message_types()[1], data)
+    message: Any = _parse_protobuf(_message_types()[1], data, _LOGS)
     request = ExportRequest()
     for resource_logs in message.resource_logs:
         resource = _protobuf_attributes(resource_logs.resource.attributes)
@@ -168,13 +175,84 @@ def _protobuf_logs(data: bytes) -> ExportRequest:
 def _protobuf_metrics(data: bytes) -> ExportRequest:
     from google.protobuf.json_format import MessageToDict
 
+    if len(data) > MAX_METRICS_BYTES:
+        raise TooLarge(
+            f"the request has more than {MAX_METRICS_BYTES:,} bytes of metrics; send fewer at once "
+            "(nothing was written)"
+        )
     # The few data points of a metric need no fast way of their own.
     return _metrics_of(MessageToDict(_parse_protobuf(_message_types()[2], data)))
 
 
-def _parse_protobuf(message_type: Any, data: bytes) -> Any:
+_Fields = dict[int, "_Fields"]
+"""Which fields of a message are messages, and theirs."""
+
+_VALUE: Final[_Fields] = {}
+_ATTRIBUTE: Final[_Fields] = {2: _VALUE}
+_VALUE.update({5: {1: _VALUE}, 6: {1: _ATTRIBUTE}})
+_RESOURCE: Final[_Fields] = {1: _ATTRIBUTE, 3: {}}
+_SCOPE: Final[_Fields] = {3: _ATTRIBUTE}
+_SPAN: Final[_Fields] = {9: _ATTRIBUTE, 11: {3: _ATTRIBUTE}, 13: {4: _ATTRIBUTE}, 15: {}}
+_LOG: Final[_Fields] = {5: _VALUE, 6: _ATTRIBUTE}
+_TRACES: Final[_Fields] = {1: {1: _RESOURCE, 2: {1: _SCOPE, 2: _SPAN}}}
+_LOGS: Final[_Fields] = {1: {1: _RESOURCE, 2: {1: _SCOPE, 2: _LOG}}}
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def _check_messages(data: bytes, fields: _Fields) -> None:
+    """Raise `TooLarge` if protobuf has more than `MAX_MESSAGES` messages, without making any of them.
+
+    What this cannot follow is refused, since the parser might.
+    """
+    count = 0
+    stack = [(0, len(data), fields)]
+    while stack:
+        at, end, fields = stack.pop()
+        while at < end:
+            tag, at = _varint(data, at)
+            wire = tag & 7
+            if wire == _BYTES:
+                length, at = _varint(data, at)
+                below = fields.get(tag >> 3)
+                if below is not None:
+                    count += 1
+                    if count > MAX_MESSAGES:
+                        raise TooLarge(
+                            f"the request has more than {MAX_MESSAGES:,} messages; send fewer spans at once "
+                            "(nothing was written)"
+                        )
+                    if below and length:
+                        stack.append((at, at + length, below))
+                at += length
+            elif wire == _VARINT:
+                _, at = _varint(data, at)
+            elif wire in (_FIXED64, _FIXED32):
+                at += 8 if wire == _FIXED64 else 4
+            else:
+                raise InvalidInput("the body is not OTLP in protobuf (a group); nothing was written")
+        if at > end:
+            raise InvalidInput("the body is not OTLP in protobuf (a length); nothing was written")
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number at a position, and the position after it."""
+    number = shift = 0
+    while at < len(data):
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:  # noqa: PLR2004 - the bit that says that more follow
+            return number, at
+        shift += 7
+    raise InvalidInput("the body is not OTLP in protobuf (it is truncated); nothing was written")
+
+
+def _parse_protobuf(message_type: Any, data: bytes, fields: _Fields | None = None) -> Any:
     from google.protobuf.message import DecodeError
 
+    if fields is not None and len(data) > 2 * MAX_MESSAGES:
+        _check_messages(data, fields)
     try:
         return message_type.FromString(data)
     except DecodeError as error:

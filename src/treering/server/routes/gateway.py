@@ -21,7 +21,7 @@ from treering.core.content import Content
 from treering.core.engine import Engine
 from treering.engines.remote import protocol
 from treering.engines.remote.protocol import METHODS, Method
-from treering.errors import InvalidInput, TimedOut, TreeringError, Unsupported
+from treering.errors import InvalidInput, TreeringError, Unsupported
 from treering.server.endpoints import Call, Endpoint, endpoint
 from treering.server.gateway import SINGLE, STREAMED, CommitWaiters, GatewayTarget
 from treering.server.http import problem_of, read_body
@@ -31,8 +31,6 @@ SLOW_AT_ONCE: Final = 4
 LARGE_AT_ONCE: Final = 4
 LARGE_BYTES: Final = 1024 * 1024
 """Only a few requests of this size are processed at once per caller, which bounds memory use."""
-BODY_SECONDS: Final = 300.0
-"""Time limit for receiving a request."""
 _STEP_SECONDS: Final = 0.25
 
 _HEADERS: Final = {protocol.HEADER: str(protocol.VERSION), "cache-control": "no-store"}
@@ -87,7 +85,7 @@ def _endpoint(method: Method) -> Endpoint:
     async def _respond(
         call: Call[GatewayQuery, None], target: GatewayTarget, state: _GatewayState
     ) -> Response:
-        body = await _body(call.request, target.max_request_bytes)
+        body = await read_body(call.request, limit=target.max_request_bytes)
         if method.name == "wait":
             return await _wait(state, target, _arguments(method, decoder, body, target.max_request_bytes))
 
@@ -97,8 +95,8 @@ def _endpoint(method: Method) -> Endpoint:
                 return map(_encoder.encode, STREAMED[method.name](target, args))
             return iter((_encoder.encode(SINGLE[method.name](target, args)),))
 
-        if method.slow:
-            return await _run_slow(messages, state.workers(call.access.name))
+        if method.slow or method.name in STREAMED:
+            return await _stream(messages, state.workers(call.access.name) if method.slow else None)
         return _response(await to_thread.run_sync(lambda: _framed(messages())))
 
     handler.__name__ = f"gateway_{method.name}"
@@ -124,16 +122,6 @@ def _check_protocol(request: Request) -> None:
         )
 
 
-async def _body(request: Request, limit: int) -> bytes:
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            return await read_body(request, limit=limit)
-    except TimeoutError:
-        raise TimedOut(
-            f"the request did not arrive within {BODY_SECONDS:.0f} seconds; send it again"
-        ) from None
-
-
 def _limit(request: Request) -> int:
     return min(protocol.MAX_REQUEST_BYTES, request.app.state.treering.settings.max_body)
 
@@ -148,19 +136,19 @@ def _state(call: Call[GatewayQuery, None]) -> _GatewayState:
 def _arguments(method: Method, decoder: msgspec.msgpack.Decoder[Any], body: bytes, limit: int) -> Any:
     """Return the arguments of a request; for `stage`, the contents after them."""
     try:
-        found = _messages(body, limit)
+        found = _messages(body, limit, most=protocol.MAX_NAMES if method.name == "stage" else 1)
         args = decoder.decode(found[0]) if found else None
-        if args is None or (len(found) > 1) > (method.name == "stage"):
-            raise InvalidInput(f"a {method.name} request has {len(found)} messages; nothing was written")
+        if args is None:
+            raise InvalidInput(f"a {method.name} request has no message; nothing was written")
         return [_contents.decode(data) for data in found[1:]] if method.name == "stage" else args
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(
             f"cannot decode a {method.name} request ({error}); upgrade the older side"
         ) from None
 
 
-def _messages(body: bytes, limit: int) -> list[bytes]:
-    """Return the messages of a request, at most ``limit`` decompressed bytes in total."""
+def _messages(body: bytes, limit: int, *, most: int) -> list[bytes]:
+    """Return the messages of a request: at most so many, of ``limit`` decompressed bytes in total."""
     found: list[bytes] = []
     left = limit
     source = protocol.reader(body)
@@ -169,6 +157,8 @@ def _messages(body: bytes, limit: int) -> list[bytes]:
             tag, data = frame
             if tag != protocol.MESSAGE:
                 raise InvalidInput(f"a request contains a frame with tag {tag}; only messages are allowed")
+            if len(found) == most:
+                raise InvalidInput(f"the request has more than {most} messages; nothing was written")
             found.append(data)
             left -= len(data)
     except protocol.Truncated:
@@ -182,8 +172,11 @@ async def _wait(state: _GatewayState, target: GatewayTarget, args: protocol.Wait
     return _response(_framed(iter((_encoder.encode(last_seq),))))
 
 
-async def _run_slow(messages: Callable[[], Iterator[bytes]], limiter: CapacityLimiter) -> Response:
-    """Respond normally if the method finishes soon, otherwise stream ticks until it does."""
+async def _stream(messages: Callable[[], Iterator[bytes]], limiter: CapacityLimiter | None) -> Response:
+    """Respond normally if the method finishes soon with little to send.
+
+    Otherwise stream a few messages after the other, as the client takes them, and ticks in between.
+    """
     steps = _Steps(messages)
     step = asyncio.create_task(to_thread.run_sync(steps.take, limiter=limiter))
     await asyncio.wait({step}, timeout=protocol.TICK_SECONDS)
@@ -217,7 +210,7 @@ def _ignore_result(task: asyncio.Task[bytes]) -> None:
 
 
 class _Steps:
-    """The messages of a slow method, taken in groups."""
+    """The messages of a streamed method, taken in groups."""
 
     def __init__(self, messages: Callable[[], Iterator[bytes]]) -> None:
         self._begin = messages

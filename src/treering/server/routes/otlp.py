@@ -11,11 +11,12 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from anyio import to_thread
 from starlette.responses import Response
 
 from treering.errors import InvalidInput, TooMany, TreeringError
 from treering.server.endpoints import Call, endpoint
-from treering.server.http import read_body
+from treering.server.http import SMALL_BYTES, check_values, read_body
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -71,6 +72,8 @@ async def _export(call: Call[None, None], signal: Signal) -> Response:
         return Response(f"send {PROTOBUF} or {JSON}, not {media[:80]!r}\n", status_code=415)
     try:
         data = await read_body(request, limit=_limit(request))
+        if encoding == "json" and len(data) > SMALL_BYTES:
+            await to_thread.run_sync(check_values, data)
         future = call.store.otlp.submit(data, signal=signal, encoding=encoding)
         result = await asyncio.wrap_future(future)
     except TreeringError as error:

@@ -1,0 +1,353 @@
+"""Hostile requests to a real server process: each is refused, and others are answered meanwhile.
+
+Work and memory are counted, not timed: bytes that zlib was given, the server's peak of memory, and whether
+another client was answered while the request was running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import re
+import socket
+import threading
+import zlib
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from starlette.testclient import TestClient
+
+import treering
+from tests.server.test_serving import Server
+from treering.engines.remote import protocol
+from treering.errors import InvalidInput, TooLarge
+from treering.runs.otlp import decode
+from treering.runs.otlp.decode import decode_request
+from treering.server import http
+from treering.server.app import create_app
+from treering.server.http import MAX_MEMBERS, MAX_VALUES, check_values, inflate
+
+MB = 1_000_000
+JSON = {"content-type": "application/json"}
+GZIP = JSON | {"content-encoding": "gzip"}
+PROTOBUF = {"content-type": "application/x-protobuf"}
+GATEWAY = {protocol.HEADER: str(protocol.VERSION)}
+PATIENCE = 60
+
+
+@pytest.fixture(scope="module")
+def victim(tmp_path_factory):
+    with Server(tmp_path_factory.mktemp("abuse") / "store") as served:
+        yield served
+
+
+@pytest.fixture
+def client(victim):
+    with httpx.Client(base_url=victim.url, timeout=PATIENCE) as connected:
+        yield connected
+
+
+def peak_bytes(victim) -> int:
+    """The most memory that the server has held so far."""
+    status = Path(f"/proc/{victim.process.pid}/status").read_text(encoding="utf-8")
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert found
+    return int(found[1]) * 1024
+
+
+def raw(victim) -> socket.socket:
+    """A connection without an HTTP client."""
+    host, _, port = victim.url.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)), timeout=PATIENCE)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Read until the server closes the connection."""
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+BOMB = gzip.compress(b"{}") * 100_000
+
+
+@pytest.mark.parametrize("path", ["/v1/traces", "/v1/logs", "/state/k", "/threads/t/checkpoints"])
+def test_a_body_of_100_000_gzip_members_is_refused(client, path):
+    answer = client.request("PUT" if "state" in path else "POST", path, content=BOMB, headers=GZIP)
+    assert answer.status_code == 413
+    assert f"more than {MAX_MEMBERS:,} gzip members" in answer.text
+
+
+def test_decompressing_many_members_passes_each_byte_to_zlib_a_bounded_number_of_times(monkeypatch):
+    given = 0
+
+    class Counted:
+        def __init__(self, **options):
+            self._real = decompressobj(**options)
+
+        def decompress(self, data, *more):
+            nonlocal given
+            given += len(data)
+            return self._real.decompress(data, *more)
+
+        def __getattr__(self, name):
+            return getattr(self._real, name)
+
+    decompressobj = zlib.decompressobj
+    monkeypatch.setattr(zlib, "decompressobj", Counted)
+    member = gzip.compress(b"x" * 1000)
+    assert inflate(member * MAX_MEMBERS, limit=2 * MB) == b"x" * 1000 * MAX_MEMBERS
+    assert given < 1024 * http._PIECE_BYTES  # all of it once for each member would be 15 MB
+
+    given = 0
+    with pytest.raises(TooLarge):
+        inflate(BOMB, limit=MB)
+    assert given < (MAX_MEMBERS + 1) * http._PIECE_BYTES
+
+
+def test_a_member_may_be_split_anywhere():
+    data = bytes(range(256)) * 2000
+    packed = b"".join(gzip.compress(data[at : at + 100_000], 0) for at in range(0, len(data), 100_000))
+    assert len(packed) > 3 * http._PIECE_BYTES
+    assert inflate(packed, limit=len(data)) == data
+    with pytest.raises(TooLarge):
+        inflate(packed, limit=len(data) - 1)
+
+
+def test_no_body_is_decompressed_and_no_large_one_parsed_on_the_event_loop(monkeypatch):
+    threads: list[str] = []
+
+    def watched(name, real):
+        def run(*given, **options):
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                threads.append(f"{name} in a worker")
+            else:
+                threads.append(f"{name} on the loop")
+            return real(*given, **options)
+
+        return run
+
+    monkeypatch.setattr(http, "inflate", watched("inflate", http.inflate))
+    monkeypatch.setattr(http, "_parse_json", watched("parse", http._parse_json))
+    monkeypatch.setattr("treering.server.endpoints.readable_json", watched("encode", bytes))
+    served = TestClient(create_app(treering.open("memory:")), base_url="http://127.0.0.1:8787")
+    body = gzip.compress(msgspec.json.encode({"value": "x" * http.SMALL_BYTES}))
+    served.put("/state/k", content=body, headers=GZIP)
+    assert threads == ["inflate in a worker", "parse in a worker", "encode in a worker"]
+
+
+EXPENSIVE = {
+    "values": ("PUT", "/state/k", JSON, b'{"value":[' + b"{}," * 20 * MB + b"{}]}"),
+    "spans in JSON": ("POST", "/v1/traces", JSON, b'{"resourceSpans":[' + b"{}," * 6 * MB + b"{}]}"),
+    "spans in protobuf": ("POST", "/v1/traces", PROTOBUF, b"\x0a\x00" * 10 * MB),
+    "scopes in protobuf": ("POST", "/v1/logs", PROTOBUF, b"\x0a\xfc\xff\xff\x04" + b"\x12\x00" * 5_242_878),
+    "a large request": ("POST", "/v1/traces", PROTOBUF, b"\x0a\x00" * 30 * MB),
+}
+
+
+@pytest.mark.parametrize("name", EXPENSIVE)
+def test_a_request_that_is_too_costly_is_refused_and_others_are_answered_meanwhile(victim, client, name):
+    method, path, headers, body = EXPENSIVE[name]
+    answers: list[httpx.Response] = []
+    sender = threading.Thread(
+        target=lambda: answers.append(client.request(method, path, content=body, headers=headers))
+    )
+    with httpx.Client(base_url=victim.url, timeout=PATIENCE) as other:
+        sender.start()
+        answered = 0
+        while sender.is_alive():
+            assert other.get("/healthz").status_code == 200
+            answered += 1
+        sender.join()
+    assert answers[0].status_code == 413, answers[0].text
+    assert answered
+    # The body, what was read of it into pieces, and the server itself: far from an object for each value.
+    assert peak_bytes(victim) < 500 * MB
+
+
+def test_values_are_counted_outside_of_text_only():
+    text = '[,{\\"' * MAX_VALUES
+    check_values(msgspec.json.encode({"value": [text, text]}))
+    check_values(b"[" + b"1," * (MAX_VALUES - 1) + b"1]")
+    with pytest.raises(TooLarge):
+        check_values(b"[" + b"1," * MAX_VALUES + b"1]")
+    with pytest.raises(TooLarge):
+        check_values(msgspec.json.encode([text, *[[]] * MAX_VALUES]))
+
+
+@pytest.mark.parametrize("shift", range(4))
+def test_a_backslash_at_the_end_of_a_piece_still_escapes(monkeypatch, shift):
+    monkeypatch.setattr(http, "_SCAN_BYTES", 4)
+    monkeypatch.setattr(http, "MAX_VALUES", 4)
+    text = "x" * shift + '\\",,,,,[[[' * 3
+    check_values(msgspec.json.encode([text, 1]))
+    with pytest.raises(TooLarge):
+        check_values(msgspec.json.encode([text, 1, 2, 3, 4, 5]))
+
+
+def nested(*levels, content):
+    """A protobuf message inside of fields with these numbers, the outermost first."""
+    for number in reversed(levels):
+        content = _length_delimited(number, content)
+    return content
+
+
+def _length_delimited(number, content):
+    size, digits = len(content), bytearray()
+    while size > 0x7F:
+        digits.append(size & 0x7F | 0x80)
+        size >>= 7
+    return bytes([number << 3 | 2, *digits, size]) + content
+
+
+PLACES = {
+    "resources": (),
+    "scopes": (1,),
+    "spans": (1, 2),
+    "attributes of a resource": (1, 1),
+    "attributes of a span": (1, 2, 2),
+    "values of an attribute": (1, 2, 2, 9, 2, 5),
+    "attributes of an event": (1, 2, 2, 11),
+    "attributes of a link": (1, 2, 2, 13),
+}
+LAST = {
+    "scopes": 2,
+    "spans": 2,
+    "attributes of a span": 9,
+    "attributes of an event": 3,
+    "attributes of a link": 4,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_messages_of_a_protobuf_request_are_limited_wherever_they_are(monkeypatch, place):
+    monkeypatch.setattr(decode, "MAX_MESSAGES", 1000)
+    many = bytes([LAST.get(place, 1) << 3 | 2, 0]) * 1200
+    with pytest.raises(TooLarge, match="1,000 messages"):
+        decode_request(nested(*PLACES[place], content=many), "traces", "protobuf")
+    text = _length_delimited(9, nested(2, 1, content=b"\x0a\x00" * 1200))  # one attribute with text
+    assert len(decode_request(nested(1, 2, 2, content=text), "traces", "protobuf").rejected) == 1
+
+
+@pytest.mark.parametrize("body", [b"\x0b" * 3000, b"\x0a\xff\xff\x7f" * 1000, b"\xff" * 3000, b"\x0a" * 3001])
+def test_protobuf_that_cannot_be_followed_is_refused(monkeypatch, body):
+    monkeypatch.setattr(decode, "MAX_MESSAGES", 1000)
+    with pytest.raises(InvalidInput, match="not OTLP in protobuf"):
+        decode_request(body, "logs", "protobuf")
+
+
+HOSTILE = {
+    "invalid UTF-8": b'{"value":"\xff\xfe"}',
+    "5,000 brackets": b'{"value":' + b"[" * 5000 + b"]" * 5000 + b"}",
+    "5,000 braces": b'{"value":' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}",
+    "brackets without end": b"[" * 100_000,
+    "half a surrogate": b'{"value":"\\ud800"}',
+    "a number of 5,000 digits": b'{"value":' + b"9" * 5000 + b"}",
+    "no finite number": b'{"value":1e999}',
+    "nothing": b"\x00" * 10,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_malformed_body_is_the_fault_of_the_client(client, name):
+    paths = client.get("/openapi.json").json()["paths"]
+    tried = 0
+    for path, operations in paths.items():
+        for method in operations:
+            if method == "get":
+                continue
+            headers = GATEWAY if path.startswith("/gateway") else JSON
+            address = re.sub(r"\{\w+\}", "x", path)
+            answer = client.request(method, address, content=HOSTILE[name], headers=headers)
+            assert answer.status_code < 500, f"{method} {path}: {answer.text}"
+            tried += 1
+    assert tried > 50
+
+
+@pytest.mark.parametrize("name", ["get", "refs", "missing"])
+def test_a_remote_call_with_too_many_names_is_refused(client, name):
+    (field,) = protocol.METHODS[name].args.__struct_fields__
+    count = 10 * MB
+    body = b"\x81" + msgspec.msgpack.encode(field) + b"\xdd" + count.to_bytes(4, "big") + b"\xa0" * count
+    answer = client.post(f"/gateway/{name}", content=protocol.frame(1, body), headers=GATEWAY)
+    assert answer.status_code == 422
+    assert "length" in answer.text
+
+
+def test_a_remote_call_with_millions_of_frames_is_refused(client):
+    for method in ("stage", "commit"):
+        body = protocol.frame(protocol.MESSAGE, b"\x80") * 2 * MB
+        answer = client.post(f"/gateway/{method}", content=body, headers=GATEWAY)
+        assert answer.status_code == 422
+        assert "more than" in answer.text
+
+
+def test_a_head_without_end_is_cut_off(victim, client):
+    for start in (b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n", b"GET /", b"", b"\r\n"):
+        with closing(raw(victim)) as connection:
+            sent = 0
+            try:
+                connection.sendall(start)
+                while sent < 64 * MB:
+                    connection.sendall(b"x-more: " + b"a" * 8000 + b"\r\n")
+                    sent += 8000
+            except ConnectionError:
+                pass
+            assert sent < 64 * MB
+            assert is_closed(connection)
+    assert client.get("/healthz").status_code == 200
+
+
+def test_a_long_head_is_answered_with_its_status(victim):
+    with closing(raw(victim)) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\nx-long: " + b"a" * 65_536)
+        assert connection.recv(100).startswith(b"HTTP/1.1 431 Request Header Fields Too Large")
+
+
+def test_trailers_without_end_are_cut_off(victim, client):
+    with closing(raw(victim)) as connection:
+        connection.sendall(
+            b"POST /v1/traces HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+            b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+        )
+        sent = 0
+        try:
+            while sent < 64 * MB:
+                connection.sendall(b"x-more: " + b"a" * 8000 + b"\r\n")
+                sent += 8000
+        except ConnectionError:
+            pass
+        assert sent < 64 * MB
+    assert client.get("/healthz").status_code == 200
+
+
+def test_half_open_requests_are_closed_after_a_time_and_hinder_nobody(victim, client):
+    with ExitStack() as stack:
+        connections = [stack.enter_context(closing(raw(victim))) for _ in range(300)]
+        for number, connection in enumerate(connections):
+            connection.sendall([b"", b"G", b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\nx-a: "][number % 3])
+        assert client.get("/healthz").status_code == 200
+        assert all(is_closed(connection) for connection in connections)
+
+
+def test_pipelined_requests_and_long_bodies_are_still_served(victim):
+    body = b'{"value":"' + b"x" * 500_000 + b'"}'
+    one = (
+        b"PUT /state/pipelined HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n" % len(body)
+    )
+    with closing(raw(victim)) as connection:
+        connection.sendall((one + body) * 3)
+        received = b""
+        while received.count(b"HTTP/1.1 200 OK") < 3 or not received.endswith(b"}"):
+            piece = connection.recv(65536)
+            assert piece, received[-500:]
+            received += piece
