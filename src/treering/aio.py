@@ -49,7 +49,7 @@ from treering.memory.vectors import Embedder
 from treering.runs.compare import AgentComparison, RunComparison
 from treering.runs.cost import By, CostReport, Costs
 from treering.runs.follow import LiveEvent
-from treering.runs.listing import LegacyRuns, RunPage, Runs
+from treering.runs.listing import LegacyRuns, RunOrder, RunPage, RunPreview, Runs
 from treering.runs.otlp.ingest import Ingest
 from treering.runs.performance import Performance, PerformanceBy, PerformanceReport
 from treering.runs.recorder import Recorder
@@ -951,16 +951,72 @@ class AsyncRuns:
         status: str | None = None,
         thread: str | None = None,
         tag: str | None = None,
+        since_us: int | None = None,
+        until_us: int | None = None,
     ) -> RunPage:
         """Async twin of `Runs.page`."""
         return await self._bridge.call(
-            self._runs.page, first=first, cursor=cursor, agent=agent, status=status, thread=thread, tag=tag
+            self._runs.page,
+            first=first,
+            cursor=cursor,
+            agent=agent,
+            status=status,
+            thread=thread,
+            tag=tag,
+            since_us=since_us,
+            until_us=until_us,
         )
 
-    async def each(self) -> AsyncIterator[RunInfo]:
+    async def each(
+        self,
+        *,
+        agent: str | None = None,
+        status: str | None = None,
+        thread: str | None = None,
+        tag: str | None = None,
+        since_us: int | None = None,
+        until_us: int | None = None,
+    ) -> AsyncIterator[RunInfo]:
         """Async twin of `Runs.each`."""
-        async for each in self._bridge.iterate(self._runs.each):
+        async for each in self._bridge.iterate(
+            self._runs.each,
+            agent=agent,
+            status=status,
+            thread=thread,
+            tag=tag,
+            since_us=since_us,
+            until_us=until_us,
+        ):
             yield each
+
+    async def top(
+        self,
+        by: RunOrder,
+        *,
+        first: int = 100,
+        agent: str | None = None,
+        status: str | None = None,
+        thread: str | None = None,
+        tag: str | None = None,
+        since_us: int | None = None,
+        until_us: int | None = None,
+    ) -> list[RunInfo]:
+        """Async twin of `Runs.top`."""
+        return await self._bridge.call(
+            self._runs.top,
+            by,
+            first=first,
+            agent=agent,
+            status=status,
+            thread=thread,
+            tag=tag,
+            since_us=since_us,
+            until_us=until_us,
+        )
+
+    async def previews(self, runs: Sequence[RunInfo]) -> dict[str, RunPreview]:
+        """Async twin of `Runs.previews`."""
+        return await self._bridge.call(self._runs.previews, runs)
 
     async def compare(self, one: str, other: str, *more: str, currency: str | None = None) -> RunComparison:
         """Async twin of `Runs.compare`."""

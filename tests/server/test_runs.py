@@ -211,3 +211,52 @@ def test_a_timeline_is_narrowed_and_also_of_a_thread(client, store, run):
     assert told(f"/threads/support%2Falice/timeline?cursor={first['next_cursor']}") == [thanks]
     for query, status in (("span=nope", 404), ("text=...", 422), ("nope=1", 422), ("cursor=x", 422)):
         assert client.get(f"/runs/{run.id}/timeline?{query}").status_code == status
+
+
+def test_a_listed_run_says_what_was_asked_and_what_came_of_it(client, store, run):
+    with suppress(ValueError), store.run(agent="coder", id="failed") as failed:
+        failed.message("user", "Publish it.")
+        raise ValueError("the index refused")
+    with store.run(agent="graph", id="spans") as spans, spans.span("root", input={"q": "How long?"}) as root:
+        for _ in range(20):
+            with root.tool("look", {"at": "page"}) as call:
+                call.output = "nothing"
+        root.output = {"messages": [{"type": "ai", "content": "Two days."}]}
+    with store.run(agent="silent", id="silent"):
+        pass
+    store.flush()
+    lines = {each["id"]: each for each in client.get("/runs").json()["runs"]}
+    said = {name: (line["input"], line["output"], line["error"]) for name, line in lines.items()}
+    assert said == {
+        run.id: ("Where is my refund?", "Here.", None),
+        "failed": ("Publish it.", None, "ValueError: the index refused"),
+        "spans": ("How long?", "Two days.", None),
+        "silent": (None, None, None),
+    }
+
+
+@pytest.mark.usefixtures("run")
+def test_a_run_says_whether_its_thread_was_ever_saved(client, store):
+    with store.run(agent="coder", thread="kept", id="other"):
+        store.thread("kept").append({"role": "user", "content": "Hello"})
+    store.flush()
+    saved = {each["thread"]: each["has_thread"] for each in client.get("/runs").json()["runs"]}
+    assert saved == {"support/alice": False, "kept": True}
+    assert client.get("/runs/other").json()["has_thread"] is True
+
+
+def test_runs_are_selected_by_their_start_and_sorted_by_what_they_took(client, store, run):
+    with store.run(agent="coder", id="dear") as dear:
+        dear.message("assistant", "Done.", usage={"output": 9}, cost="7.00", currency="EUR")
+    with store.run(agent="coder", id="free"):
+        pass
+    store.flush()
+    ids = lambda query: [each["id"] for each in client.get(f"/runs?{query}").json()["runs"]]  # noqa: E731
+    assert ids("sort=cost") == ["dear", run.id, "free"]
+    assert ids("sort=tokens&limit=2") == [run.id, "dear"]
+    assert ids("sort=tokens&agent=coder") == ["dear", "free"]
+    assert set(ids("sort=duration")) == {"dear", "free", run.id}
+    middle = store.runs.get("dear").started_at_us
+    assert ids(f"since_us={middle}") == ["free", "dear"]
+    assert ids(f"until_us={middle}") == [run.id]
+    assert client.get("/runs?sort=cost&cursor=1").status_code == 422

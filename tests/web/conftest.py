@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from examples import sample_store
@@ -72,7 +72,9 @@ def new_page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Calla
     problems: list[str] = []
     with ExitStack() as stack:
 
-        def make(*, scheme: str = "light", expected: tuple[str, ...] = (), **options: Any) -> Page:
+        def make(
+            *, scheme: Literal["light", "dark"] = "light", expected: tuple[str, ...] = (), **options: Any
+        ) -> Page:
             context = browser.new_context(
                 viewport={"width": 1440, "height": 900},
                 locale="en-US",
@@ -128,3 +130,51 @@ def axe_findings(page: Page, *, rules: tuple[str, ...] = ()) -> list[str]:
         for each in found["violations"]
         for node in each["nodes"]
     ]
+
+
+_LAYOUT = """() => {
+    const wide = document.documentElement.clientWidth;
+    const named = (e) => `${e.tagName.toLowerCase()}.${(e.getAttribute('class') ?? '').replaceAll(' ', '.')}`;
+    const styleOf = (e) => getComputedStyle(e);
+    const isMoved = (e) => ['absolute', 'fixed'].includes(styleOf(e).position);
+    const isInside = (e) => {  // of something that scrolls or cuts off sideways
+        for (let above = e.parentElement; above; above = above.parentElement) {
+            if (styleOf(above).overflowX !== 'visible') return true;
+        }
+        return false;
+    };
+    const found = [];
+    if (document.documentElement.scrollWidth > wide) found.push('the page scrolls sideways');
+    for (const e of document.querySelectorAll('#app *')) {
+        const box = e.getBoundingClientRect();
+        if (!box.width || !box.height || e.closest('svg')) continue;
+        const style = styleOf(e);
+        if (box.right > wide + 1 && !isInside(e)) {
+            found.push(`${named(e)} ends at ${Math.round(box.right)} px`);
+        }
+        const isTooWide = e.clientWidth > 1 && e.scrollWidth > e.clientWidth + 1;
+        if (isTooWide && e.matches('.rows, .panes, .view, .scroll, .side-body, dialog')) {
+            found.push(`${named(e)} scrolls sideways`);
+        }
+        if (!['flex', 'grid'].includes(style.display)) continue;
+        const children = [...e.children].filter(
+            (each) => !isMoved(each) && each.getBoundingClientRect().width > 1,
+        );
+        for (const [index, one] of children.entries()) {
+            for (const other of children.slice(index + 1)) {
+                const [a, b] = [one.getBoundingClientRect(), other.getBoundingClientRect()];
+                const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+                const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+                if (across > 2 && down > 2) {
+                    found.push(`${named(one)} overlaps ${named(other)} in ${named(e)}`);
+                }
+            }
+        }
+    }
+    return [...new Set(found)];
+}"""
+
+
+def layout_findings(page: Page) -> list[str]:
+    """Return what is laid out badly: wider than the page or its pane, or on top of something else."""
+    return page.evaluate(_LAYOUT)

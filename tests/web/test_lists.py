@@ -26,6 +26,30 @@ def test_filters_narrow_the_runs_and_are_in_the_url(page, sample_url):
     expect(rows.nth(5)).to_be_visible()
 
 
+def test_runs_are_narrowed_to_a_time_and_sorted(page, sample_url):
+    page.goto(f"{sample_url}/ui/#/runs")
+    rows = page.locator(".runs-table [role=listitem]")
+    rows.nth(5).wait_for()
+    page.get_by_label("Started").select_option("last 7 days")
+    expect(page).to_have_url(re.compile("period=7d"))
+    expect(page.get_by_text("run-003")).to_have_count(0)
+    page.get_by_label("Started").select_option("between …")
+    page.get_by_label("Until").fill("2001-01-01T00:00")
+    page.get_by_text("No matching runs").wait_for()
+    page.get_by_role("link", name="Show all runs").click()
+    page.get_by_label("Sort by").select_option("longest")
+    expect(rows.first).to_contain_text("9.", use_inner_text=True)
+    expect(page).to_have_url(re.compile("sort=duration"))
+
+
+def test_a_run_shows_its_question_its_answer_and_its_error(page, sample_url):
+    page.goto(f"{sample_url}/ui/#/runs")
+    row = page.locator(".runs-table [role=listitem]", has_text="run-failed")
+    expect(row).to_contain_text("Publish version 1.4. → ConnectionRefusedError: the package index")
+    row = page.locator(".runs-table [role=listitem]", has_text="run-035")
+    expect(row).to_contain_text("Is the price list of September still valid? → No. It was replaced")
+
+
 def test_keys_select_and_open_a_run(page, sample_url):
     page.goto(f"{sample_url}/ui/#/runs")
     page.locator(".runs-table [role=listitem]").first.wait_for()
@@ -119,11 +143,12 @@ def test_checkpoints_of_sandboxes_lead_to_their_files(page, own_store, tmp_path,
     page.get_by_text("No checkpoints of sandboxes yet").wait_for()
     with Sandbox("program", store=store, session_tag_prefix="docs") as sandbox:
         done = sandbox.execute(["sh", "-c", "echo hello > notes.txt"], checkpoint_comment="a draft")
+    assert done.checkpoint is not None
     row = page.locator(".sandboxes-table [role=listitem]")  # appears without a reload
     expect(row).to_contain_text("a draft")
     row.get_by_role("link").click()
     expect(page.locator(".head")).to_contain_text(done.checkpoint.tag)
-    page.get_by_text("workspace", exact=False).first.wait_for()
+    page.locator("main").get_by_text("workspace").first.wait_for()
     expect(page).to_have_url(re.compile(done.checkpoint.hash))
     page.get_by_role("link", name=done.checkpoint.tag).click()
     expect(row).to_have_count(1)

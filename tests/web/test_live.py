@@ -53,6 +53,25 @@ def test_an_open_run_grows_span_by_span(page, own_store, writer):
     expect(page.locator(".figures .status").first).to_have_text("ok")
 
 
+def test_a_tool_shows_its_output_as_it_ends(page, own_store, writer):
+    run = writer.run(agent="indexer", id="run-now").start()
+    calls = [run.tool(f"dig-{number}", {"depth": number}).start() for number in range(6)]
+    writer.flush()
+    page.goto(f"{own_store[1]}/ui/#/runs/run-now")
+    page.locator(".pulse.on").wait_for()
+    turns = page.locator(".conversation .turn")
+    expect(turns.filter(has_text="depth")).to_have_count(6)
+    for number, call in enumerate(calls):
+        call.output = f"hole {number}"
+        call.end()
+    writer.flush()
+    expect(turns.filter(has_text="hole")).to_have_count(6)
+    turns.first.get_by_role("button").first.click()
+    page.get_by_role("link", name="Event").click()
+    expect(page.locator(".details")).to_contain_text("hole 0")
+    run.end()
+
+
 def test_a_memory_that_an_agent_changes_is_shown_changed(page, own_store, writer):
     page.goto(f"{own_store[1]}/ui/#/memory/alice%2Ftone")
     page.locator(".text-body").wait_for()

@@ -77,6 +77,7 @@ export function App() {
   const { path } = route.value;
   const [place = "runs", id] = path;
   const [helping, help] = useState(false);
+  const [isOpen, setOpen] = useState(false);
   useKeys({
     ...Object.fromEntries(PLACES.map(([name, , key]) => [`g ${key}`, () => go([name])])),
     "?": () => help(true),
@@ -84,6 +85,7 @@ export function App() {
   });
   useEffect(() => {
     const words = PLACES.find(([name]) => name === place)?.[1] ?? "treering";
+    setOpen(false);
     document.title = id ? `${id} · ${words} · treering` : `${words} · treering`;
   }, [place, id]);
   return (
@@ -103,7 +105,18 @@ export function App() {
           <Rings count={3} size={30} />
           <span>treering</span>
         </a>
-        <ul>
+        <button
+          type="button"
+          class="menu"
+          aria-expanded={isOpen}
+          aria-controls="places"
+          onClick={() => setOpen(!isOpen)}
+        >
+          <span class="hidden">Menu: </span>
+          {PLACES.find(([name]) => isAt(name, place))?.[1] ?? "Menu"}
+          <span class="arrow" aria-hidden="true" />
+        </button>
+        <ul id="places" class={isOpen ? "open" : undefined}>
           {PLACES.map(([name, words, key]) => (
             <li key={name}>
               <a href={`#/${name}`} aria-current={isAt(name, place) ? "page" : undefined} title={`g ${key}`}>

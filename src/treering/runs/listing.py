@@ -21,7 +21,7 @@ from contextlib import suppress
 from datetime import datetime
 from importlib import import_module
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast, runtime_checkable
 
 import msgspec
 from msgspec import structs
@@ -30,8 +30,10 @@ from treering.core.batch import Draft, Usage
 from treering.core.clock import SECOND_US, from_datetime
 from treering.core.encoding import decode
 from treering.core.query import EventQuery
-from treering.errors import InvalidInput, NotFound, RefMoved
+from treering.errors import Corrupt, InvalidInput, NotFound, RefMoved
 from treering.runs.compare import AgentComparison, RunComparison, compare_agents, compare_runs
+from treering.runs.cost import Costs
+from treering.runs.messages import preview, preview_of, preview_value, read_messages
 from treering.runs.money import from_nanos
 from treering.runs.recorder import lease_name
 from treering.runs.replay import ReplayStep, replay
@@ -52,17 +54,23 @@ from treering.runs.run import (
     write_ref,
     write_state,
 )
-from treering.runs.span import ANNOUNCED, INPUT, RunRow, open_id
+from treering.runs.span import ANNOUNCED, INPUT, MESSAGE, RunRow, open_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from treering.core.clock import Clock
+    from treering.core.content import Address
     from treering.core.engine import Engine
     from treering.core.records import Ref
 
 _MAX_SCANNED: Final = 5_000
 """How many runs one page reads before it returns what matched."""
+_FEW_ROWS: Final = 12
+"""How many of a run's first and last rows are looked at for its question and its answer."""
+
+RunOrder = Literal["cost", "tokens", "duration"]
+"""What runs can be sorted by, instead of by their start."""
 
 
 class RunPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +78,17 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
 
     runs: tuple[RunInfo, ...]
     cursor: str | None
+
+
+class RunPreview(msgspec.Struct, frozen=True, kw_only=True):
+    """What a list shows of a run: its question and its answer, each the beginning of a text on one line.
+
+    ``error`` is what the run failed with.
+    """
+
+    input: str | None = None
+    output: str | None = None
+    error: str | None = None
 
 
 class Runs:
@@ -103,14 +122,22 @@ class Runs:
         status: str | None = None,
         thread: str | None = None,
         tag: str | None = None,
+        since_us: int | None = None,
+        until_us: int | None = None,
     ) -> RunPage:
-        """List runs, newest first, that match all filters.
+        """List runs, newest first, that match all filters and started in a range of time.
 
         With filters, a page may be short or empty and still have a cursor.
         """
         filters = {"agent": agent, "status": status, "thread": thread}
         filters = {name: value for name, value in filters.items() if value is not None}
-        query = EventQuery(scope=ledger_scope(self._namespace), kinds=(RUN,), newest_first=True)
+        query = EventQuery(
+            scope=ledger_scope(self._namespace),
+            kinds=(RUN,),
+            since_us=since_us,
+            until_us=until_us,
+            newest_first=True,
+        )
         probe = self._probe()
         runs: list[RunInfo] = []
         scanned = 0
@@ -130,15 +157,81 @@ class Runs:
             if cursor is None or len(runs) >= first or scanned >= _MAX_SCANNED:
                 return RunPage(runs=tuple(runs), cursor=cursor)
 
-    def each(self) -> Iterator[RunInfo]:
-        """Iterate over all runs, newest first, reading a page at a time."""
+    def each(
+        self,
+        *,
+        agent: str | None = None,
+        status: str | None = None,
+        thread: str | None = None,
+        tag: str | None = None,
+        since_us: int | None = None,
+        until_us: int | None = None,
+    ) -> Iterator[RunInfo]:
+        """Iterate over all runs that match all filters, newest first, reading a page at a time."""
         cursor = None
         while True:
-            page = self.page(cursor=cursor)
+            page = self.page(
+                cursor=cursor,
+                agent=agent,
+                status=status,
+                thread=thread,
+                tag=tag,
+                since_us=since_us,
+                until_us=until_us,
+            )
             yield from page.runs
             if page.cursor is None:
                 return
             cursor = page.cursor
+
+    def top(
+        self,
+        by: RunOrder,
+        *,
+        first: int = 100,
+        agent: str | None = None,
+        status: str | None = None,
+        thread: str | None = None,
+        tag: str | None = None,
+        since_us: int | None = None,
+        until_us: int | None = None,
+    ) -> list[RunInfo]:
+        """Return the runs with the highest cost, the most tokens or the longest duration.
+
+        Amounts of several currencies are added up as if they were one.
+        """
+        matching = self.each(
+            agent=agent, status=status, thread=thread, tag=tag, since_us=since_us, until_us=until_us
+        )
+        found = list(matching)
+        if by == "duration":
+            return sorted(found, key=lambda each: each.duration_us or 0, reverse=True)[:first]
+        costs = {part.key: part for part in Costs(self._engine, self._space).of_runs().parts}
+
+        def weight(run: RunInfo) -> int:
+            cost = costs.get(run.id)
+            return 0 if cost is None else cost.tokens if by == "tokens" else sum(cost.nanos.values())
+
+        return sorted(found, key=weight, reverse=True)[:first]
+
+    def previews(self, runs: Sequence[RunInfo]) -> dict[str, RunPreview]:
+        """Return the question and the answer of each run, by its id.
+
+        The question is the first message of the user, else the first input; the answer is the last message
+        of the assistant, else what the outermost span returned. Only a few rows of each run are read.
+        """
+        wanted = {run.id: _ends(self._engine, self._space, run.id) for run in runs}
+        addresses = {each.address for ends in wanted.values() for each in ends if each is not None}
+        contents = _decoded(self._engine, self._space, list(addresses))
+        return {
+            run.id: RunPreview(
+                input=_shown(question, contents),
+                output=_shown(answer, contents),
+                error=_failure(run),
+            )
+            for run in runs
+            for question, answer in (wanted[run.id],)
+        }
 
     def compare(self, one: str, other: str, *more: str, currency: str | None = None) -> RunComparison:
         """Compare runs by cost, tokens, time, steps and errors, and find where each leaves the first one.
@@ -310,6 +403,74 @@ def join_run(engine: Engine, space: str, ref: Ref, recorder: str) -> Ref:
         if ref.name not in found:
             raise run_not_found(info.id)
         ref = found[ref.name]
+
+
+class _End(msgspec.Struct, frozen=True):
+    """Where a run's question or answer is stored; ``role`` if it is the content of a message."""
+
+    address: Address
+    role: str | None
+
+
+def _ends(engine: Engine, space: str, run_id: str) -> tuple[_End | None, _End | None]:
+    """Return where the question and the answer of a run are."""
+    query = EventQuery(run=run_id, order="time")
+    page = engine.scan(space, query, limit=_FEW_ROWS)
+    first = list(map(RunRow, page.records))
+    last = first[::-1]
+    if page.cursor is not None:
+        newest = engine.scan(space, structs.replace(query, newest_first=True), limit=_FEW_ROWS)
+        last = list(map(RunRow, newest.records))
+    questions = [_End(row.event.body, "user") for row in first if _is_said(row, "user") and row.event.body]
+    questions += [_End(row.input, None) for row in first if row.input is not None]
+    answers = [
+        _End(row.event.body, "assistant") for row in last if _is_said(row, "assistant") and row.event.body
+    ]
+    answers += [
+        _End(row.event.body, None)
+        for row in (*first, *last)
+        if row.is_span and row.event.parent is None and row.event.body is not None
+    ]
+    return next(iter(questions), None), next(iter(answers), None)
+
+
+def _is_said(row: RunRow, role: str) -> bool:
+    return row.event.kind == MESSAGE and row.event.role == role
+
+
+def _decoded(engine: Engine, space: str, addresses: list[Address]) -> dict[Address, Any]:
+    """Return the contents that can be read; what is missing or damaged is for `verify` to report."""
+    if not addresses:
+        return {}
+    try:
+        return {
+            address: decode(each)
+            for address, each in zip(addresses, engine.get(space, addresses), strict=True)
+        }
+    except (NotFound, Corrupt):
+        if len(addresses) == 1:
+            return {}
+        return {
+            address: value for each in addresses for address, value in _decoded(engine, space, [each]).items()
+        }
+
+
+def _shown(end: _End | None, contents: dict[Address, Any]) -> str | None:
+    if end is None or end.address not in contents:
+        return None
+    value = contents[end.address]
+    if end.role is not None:
+        return preview({"role": end.role, "content": value})
+    messages = read_messages(value)
+    return preview_of(messages[-1]) if messages else preview_value(value)
+
+
+def _failure(run: RunInfo) -> str | None:
+    error = run.meta.get("error")
+    if not isinstance(error, dict):
+        return None if error is None else str(error)
+    fields = cast("dict[str, Any]", error)
+    return ": ".join(str(fields[name]) for name in ("type", "message") if fields.get(name)) or None
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -120,9 +120,25 @@ def preview(message: Any, limit: int = 120) -> str:
 
     Thoughts are left out if there is anything else.
     """
-    parts = read_message(message).parts
+    return preview_of(read_message(message), limit)
+
+
+def preview_of(message: ReadMessage, limit: int = 120) -> str:
+    """Return the beginning of what a message that was read says, on one line."""
+    parts = message.parts
     shown = [part for part in parts if part.kind != "thinking"] or parts
-    flat = " ".join(" ".join(filter(None, map(_line, shown))).split())
+    return _flat(" ".join(filter(None, map(_line, shown))), limit)
+
+
+def preview_value(value: Any, limit: int = 120) -> str:
+    """Return the beginning of an input or output that is no message, on one line."""
+    if isinstance(value, Mapping) and len(fields := cast("_Fields", value)) == 1:
+        return preview_value(next(iter(fields.values())), limit)
+    return _flat(value if isinstance(value, str) else _json(value), limit)
+
+
+def _flat(text: str, limit: int) -> str:
+    flat = " ".join(text.split())
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 

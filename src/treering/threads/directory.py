@@ -22,7 +22,7 @@ from treering.threads.hooks import check_text
 from treering.threads.writer import HEADS, head_ref, heads_prefix, read_head
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from treering.core.engine import Engine
     from treering.core.records import Ref
@@ -110,6 +110,14 @@ def thread_info(engine: Engine, space: str, thread_id: str, namespace: str) -> T
     name = head_ref(thread_id, namespace)
     ref = engine.refs(space, [name]).get(name)
     return None if ref is None else _info(ref)
+
+
+def saved_threads(
+    engine: Engine, space: str, threads: Iterable[tuple[str | None, str]]
+) -> set[tuple[str | None, str]]:
+    """Return which of these threads, as (id, namespace), were ever saved."""
+    names = {head_ref(thread, namespace): (thread, namespace) for thread, namespace in threads if thread}
+    return {names[name] for name in engine.refs(space, list(names))} if names else set()
 
 
 def _info(ref: Ref) -> ThreadInfo:

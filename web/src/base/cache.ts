@@ -24,7 +24,10 @@ interface Once<T> {
   retry: () => void;
 }
 
-/** Like `useGet`, from the cache. A change of `version` fetches again, for content that is not complete yet. */
+/**
+ * Like `useGet`, from the cache. While the content is not complete, `version` is something that changes with it: then
+ * it is fetched again, and not kept. Null says that it is complete.
+ */
 export function useOnce<T>(url: string | null, version: unknown = null): Once<T> {
   const [held, hold] = useState<{ url: string | null; data?: T; problem?: Problem }>({ url });
   const [turn, setTurn] = useState(0);
@@ -33,8 +36,7 @@ export function useOnce<T>(url: string | null, version: unknown = null): Once<T>
   useEffect(() => {
     if (url === null) return;
     let current = true;
-    if (version) known.delete(url);
-    once<T>(url).then(
+    (version === null ? once<T>(url) : get<T>(url)).then(
       (data) => current && hold({ url, data }),
       (error: unknown) => current && hold({ url, problem: asProblem(error) }),
     );

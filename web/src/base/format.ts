@@ -106,6 +106,17 @@ function two(value: number): string {
   return String(value).padStart(2, "0");
 }
 
+/**
+ * The top of a scale: the largest value, unless few are far above the others, as the time until somebody noticed that
+ * a process had died. These are cut off, so that the others can still be told apart.
+ */
+export function outlierCap(values: readonly number[]): number {
+  const sorted = values.filter((value) => value > 0).toSorted((one, other) => one - other);
+  const most = sorted.at(-1) ?? 1;
+  const usual = sorted[Math.floor((sorted.length - 1) * 0.9)] ?? most;
+  return most > 3 * usual ? 1.3 * usual : most;
+}
+
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]/g;
 
 /** Make control characters visible: those that a terminal obeys, and those that hide or reorder text. */

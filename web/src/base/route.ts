@@ -46,7 +46,7 @@ export function go(path: string[], query: Query = {}): void {
 
 /** Change part of the query; by default without a new history entry. */
 export function select(changes: Query, { step = false } = {}): void {
-  const { path, query } = route.value;
+  const { path, query } = parse(location.hash); // a link that was just followed counts, although its event is still to come
   const next = href(path, { ...query, ...changes });
   if (next === location.hash) return;
   if (step) {

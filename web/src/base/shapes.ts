@@ -33,7 +33,13 @@ export interface RunLine {
   id: string;
   agent: string | null;
   thread: string | null;
+  /** Whether the thread was ever saved; a run may name one that was not. */
+  has_thread: boolean;
   namespace: string;
+  /** The beginning of the question, the answer, and what it failed with. */
+  input: string | null;
+  output: string | null;
+  error: string | null;
   status: string;
   started_at_us: number;
   ended_at_us: number | null;

@@ -3,12 +3,15 @@ import type { ComponentChildren } from "preact";
 import { useCallback, useEffect, useLayoutEffect, useMemo, useReducer, useRef } from "preact/hooks";
 
 import { useKeys } from "../base/keys";
+import { narrow } from "../base/screen";
 
 interface Props<T> {
   items: readonly T[];
   label: string;
   /** The height of each row in pixels, or the estimate for rows not measured yet. */
   height: number;
+  /** The height on a narrow screen, where rows have more lines. */
+  tall?: number;
   measured?: boolean;
   idOf: (item: T, index: number) => string;
   row: (item: T, index: number, isSelected: boolean) => ComponentChildren;
@@ -27,7 +30,8 @@ interface Props<T> {
 const BEYOND = 6;
 
 export function Rows<T>(props: Props<T>) {
-  const { items, height, measured = false, selected = -1, onSelect, onOpen, onEnd, keys = true } = props;
+  const height = narrow.value ? (props.tall ?? props.height) : props.height;
+  const { items, measured = false, selected = -1, onSelect, onOpen, onEnd, keys = true } = props;
   const box = useRef<HTMLDivElement>(null);
   const [, redraw] = useReducer((turn: number) => turn + 1, 0);
   const sizes = useRef<Map<string, number>>(new Map());

@@ -1,4 +1,5 @@
-// A sparkline of bars.
+// A sparkline of bars. Outliers are cut off, and drawn with a gap.
+import { outlierCap } from "../base/format";
 
 export function Sparkline({
   values,
@@ -13,16 +14,17 @@ export function Sparkline({
   height?: number;
   tone?: "bark" | "moss" | "lichen";
 }) {
-  const most = Math.max(0, ...values.map((value) => value ?? 0));
+  const most = outlierCap(values.map((value) => value ?? 0));
   const step = values.length ? width / values.length : width;
   return (
     <svg class={`sparkline ${tone}`} viewBox={`0 0 ${width} ${height}`} width={width} height={height} role="img" aria-label={label}>
       <line x1="0" y1={height - 0.5} x2={width} y2={height - 0.5} />
       {values.map((value, index) => {
-        const tall = most > 0 && value ? Math.max(1, (value / most) * (height - 3)) : 0;
+        const tall = value ? Math.max(1, Math.min(1, value / most) * (height - 3)) : 0;
         return (
           <rect
             key={index}
+            class={value !== null && value > most ? "over" : undefined}
             x={index * step}
             y={height - 1 - tall}
             width={Math.max(0.6, step - Math.min(1, step * 0.25))}

@@ -29,6 +29,8 @@ const GROUPS = [
   ["kind", "By kind"],
 ] as const;
 const SHOWN = 100;
+/** Columns that a narrow screen has no room for. */
+const EXTRA: ReadonlySet<string> = new Set(["events", "cached", "p50", "p99", "first token"]);
 
 export function Cost() {
   const { query } = route.value;
@@ -115,7 +117,10 @@ function Groups({ table, by }: { table: CostTable; by: By }) {
   const [marked, setMarked] = useState<ReadonlySet<string>>(new Set());
   const [most, setMost] = useState(SHOWN);
   const parts = table.parts.filter((part) => part.tokens || part.cost.length);
-  const largest = Math.max(1, ...parts.map((part) => part.tokens));
+  const currency = table.total.cost[0]?.currency;
+  const weight = (part: CostLine) =>
+    currency === undefined ? part.tokens : Number(part.cost.find((each) => each.currency === currency)?.amount ?? 0);
+  const largest = Math.max(...parts.map(weight));
   if (parts.length === 0) return <p class="muted">Nothing to show.</p>;
   const mark = (name: string) => {
     const next = new Set(marked);
@@ -129,12 +134,12 @@ function Groups({ table, by }: { table: CostTable; by: By }) {
           <tr>
             <th scope="col">{by}</th>
             {["events", "errors", "tokens", "cached", "cost"].map((each) => (
-              <th scope="col" class="number" key={each}>
+              <th scope="col" class={EXTRA.has(each) ? "number extra" : "number"} key={each}>
                 {each}
               </th>
             ))}
-            <th scope="col">
-              <span class="hidden">share of tokens</span>
+            <th scope="col" class="extra">
+              <span class="hidden">share of {currency === undefined ? "tokens" : "the cost"}</span>
             </th>
           </tr>
         </thead>
@@ -152,17 +157,17 @@ function Groups({ table, by }: { table: CostTable; by: By }) {
                 )}{" "}
                 <Key by={by} name={part.key} />
               </th>
-              <td class="number">{exact(part.events)}</td>
+              <td class="number extra">{exact(part.events)}</td>
               <td class={part.errors ? "number bad" : "number"}>{exact(part.errors)}</td>
               <td class="number" title={exact(part.tokens)}>
                 {count(part.tokens)}
               </td>
-              <td class="number">
+              <td class="number extra">
                 {part.tokens ? `${Math.round(((part.usage.cache_read ?? 0) / part.tokens) * 100)} %` : "–"}
               </td>
               <td class="number">{part.cost.length ? moneys(part.cost) : "unpriced"}</td>
-              <td class="share-cell">
-                <Share of={part.tokens} total={largest} />
+              <td class="share-cell extra">
+                <Share of={weight(part)} total={largest} />
               </td>
             </tr>
           ))}
@@ -191,7 +196,8 @@ function Key({ by, name }: { by: By; name: string | null }) {
   if (by === "tag") return <a href={href(["runs"], { tag: name })}>{name}</a>;
   if (by === "thread") {
     const [namespace = "", ...id] = name.split("/");
-    return <a href={href(["threads", id.join("/")], { namespace: decodeURIComponent(namespace) })}>{id.join("/")}</a>;
+    // Its runs: a thread that runs name need not have been saved.
+    return <a href={href(["runs"], { thread: id.join("/"), namespace: decodeURIComponent(namespace) })}>{id.join("/")}</a>;
   }
   return <>{name}</>;
 }
@@ -239,7 +245,7 @@ function Performance() {
                   <tr>
                     <th scope="col">{by}</th>
                     {["calls", "failed", "p50", "p95", "p99", "first token", "tokens/s"].map((each) => (
-                      <th scope="col" class="number" key={each}>
+                      <th scope="col" class={EXTRA.has(each) ? "number extra" : "number"} key={each}>
                         {each}
                       </th>
                     ))}
@@ -253,10 +259,10 @@ function Performance() {
                       <td class={row.errors ? "number bad" : "number"}>
                         {row.errors ? `${exact(row.errors)} (${Math.round((row.errors / row.calls) * 100)} %)` : "0"}
                       </td>
-                      <td class="number">{duration(row.latency?.p50_us)}</td>
+                      <td class="number extra">{duration(row.latency?.p50_us)}</td>
                       <td class="number">{duration(row.latency?.p95_us)}</td>
-                      <td class="number">{duration(row.latency?.p99_us)}</td>
-                      <td class="number">{duration(row.first_token?.p50_us)}</td>
+                      <td class="number extra">{duration(row.latency?.p99_us)}</td>
+                      <td class="number extra">{duration(row.first_token?.p50_us)}</td>
                       <td class="number">{row.tokens_per_second === null ? "–" : Math.round(row.tokens_per_second)}</td>
                     </tr>
                   ))}

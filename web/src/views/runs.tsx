@@ -2,7 +2,7 @@
 import { useMemo, useState } from "preact/hooks";
 
 import { at } from "../base/api";
-import { count, duration, moneys, plural } from "../base/format";
+import { count, duration, moneys, outlierCap, plural, visible } from "../base/format";
 import { useKeys } from "../base/keys";
 import { useChanges, useEvery } from "../base/live";
 import { usePages } from "../base/query";
@@ -17,15 +17,30 @@ import { Found } from "./found";
 
 const idOf = (run: RunLine) => run.id;
 const DRAWN = 80;
-const STATUSES = ["running", "ok", "error", "crashed"];
+const STATUSES = ["running", "ok", "error", "crashed", "unfinished"];
+const PERIODS = [
+  ["1h", "last hour", 3600],
+  ["24h", "last 24 hours", 86_400],
+  ["7d", "last 7 days", 7 * 86_400],
+  ["30d", "last 30 days", 30 * 86_400],
+] as const;
+const ORDERS = [
+  ["cost", "highest cost"],
+  ["tokens", "most tokens"],
+  ["duration", "longest"],
+] as const;
+const CUSTOM = "custom";
 
 export function Runs() {
   const { query } = route.value;
-  const { agent, status, thread, tag, q } = query;
-  const listed = usePages<RunLine>(at(["runs"], { agent, status, thread, tag, limit: 100 }), "runs", idOf);
+  const { agent, status, thread, tag, namespace, q, period, since, until } = query;
+  const sort = ORDERS.find(([name]) => name === query["sort"])?.[0];
+  const range = useMemo(() => rangeOf(period, since, until), [period, since, until]);
+  const asked = { agent, status, thread, tag, namespace, sort, ...range, limit: 100 };
+  const listed = usePages<RunLine>(at(["runs"], asked), "runs", idOf);
   useChanges((event) => event.kind === "run" || event.kind.startsWith("run."), listed.reload);
   useEvery(10, Boolean(listed.data?.some((run) => run.status === "running")), listed.reload);
-  const isFiltered = Boolean(agent || status || thread || tag);
+  const isFiltered = Boolean(agent || status || thread || tag || namespace || period);
   return (
     <div class="view">
       <Head
@@ -45,6 +60,35 @@ export function Runs() {
           <Filter label="Agent" name="agent" value={agent} />
           <Filter label="Thread" name="thread" value={thread} />
           <Filter label="Tag" name="tag" value={tag} />
+          <label>
+            Started
+            <select value={period ?? ""} onChange={(event) => select({ period: event.currentTarget.value, since: null, until: null })}>
+              <option value="">any time</option>
+              {PERIODS.map(([name, words]) => (
+                <option key={name} value={name}>
+                  {words}
+                </option>
+              ))}
+              <option value={CUSTOM}>between …</option>
+            </select>
+          </label>
+          {period === CUSTOM && (
+            <>
+              <Moment label="From" name="since" value={since} />
+              <Moment label="Until" name="until" value={until} />
+            </>
+          )}
+          <label>
+            Sort by
+            <select value={sort ?? ""} onChange={(event) => select({ sort: event.currentTarget.value })}>
+              <option value="">newest</option>
+              {ORDERS.map(([name, words]) => (
+                <option key={name} value={name}>
+                  {words}
+                </option>
+              ))}
+            </select>
+          </label>
           {isFiltered && (
             <a class="small" href={href(["runs"], { q })}>
               Clear
@@ -58,7 +102,7 @@ export function Runs() {
         <Answer asked={listed} what="Loading runs">
           {(runs) =>
             runs.length > 0 ? (
-              <List runs={runs} onEnd={listed.more} hasMore={listed.hasMore} />
+              <List runs={runs} isSorted={sort !== undefined} onEnd={listed.more} hasMore={listed.hasMore} />
             ) : isFiltered ? (
               <Empty title="No matching runs">
                 <a href="#/runs">Show all runs</a>
@@ -93,7 +137,31 @@ function Filter({ label, name, value }: { label: string; name: string; value: st
   );
 }
 
-function List({ runs, onEnd, hasMore }: { runs: RunLine[]; onEnd: () => void; hasMore: boolean }) {
+function Moment({ label, name, value }: { label: string; name: string; value: string | undefined }) {
+  return (
+    <label>
+      {label}
+      <input type="datetime-local" value={value ?? ""} onChange={(event) => select({ [name]: event.currentTarget.value })} />
+    </label>
+  );
+}
+
+/** The range of a period that ends now, or of two times of day here. */
+function rangeOf(period: string | undefined, since: string | undefined, until: string | undefined) {
+  const us = (text: string | undefined) => (text && !Number.isNaN(Date.parse(text)) ? Date.parse(text) * 1000 : null);
+  if (period === CUSTOM) return { since_us: us(since), until_us: us(until) };
+  const seconds = PERIODS.find(([name]) => name === period)?.[2];
+  return { since_us: seconds ? Math.floor(Date.now() / 1000 - seconds) * 1_000_000 : null };
+}
+
+interface ListProps {
+  runs: RunLine[];
+  isSorted: boolean;
+  onEnd: () => void;
+  hasMore: boolean;
+}
+
+function List({ runs, isSorted, onEnd, hasMore }: ListProps) {
   const [place, setPlace] = useState(-1);
   const [marked, setMarked] = useState<ReadonlySet<string>>(new Set());
   const mark = (id: string) => {
@@ -103,21 +171,25 @@ function List({ runs, onEnd, hasMore }: { runs: RunLine[]; onEnd: () => void; ha
   };
   const compare = () => marked.size > 1 && go(["compare"], { runs: [...marked].join(",") });
   useKeys({ x: () => runs[place] && mark(runs[place].id), c: compare });
-  const drawn = useMemo(() => runs.slice(0, DRAWN).toReversed(), [runs]);
-  const longest = useMemo(() => runs.reduce((most, run) => Math.max(most, run.duration_us ?? 0), 1), [runs]);
+  const drawn = useMemo(
+    () => runs.slice(0, DRAWN).toSorted((one, other) => one.started_at_us - other.started_at_us),
+    [runs],
+  );
+  const which = `${isSorted ? "these" : "the last"} ${plural(drawn.length, "run")}`;
+  const longest = useMemo(() => outlierCap(runs.map((run) => run.duration_us ?? 0)), [runs]);
   return (
     <>
       <div class="sparks">
         <div>
-          <Sparkline values={drawn.map(costOf)} label={`Cost of the last ${drawn.length} runs`} />
-          <span class="muted small">cost, last {plural(drawn.length, "run")}</span>
+          <Sparkline values={drawn.map(costOf)} label={`Cost of ${which}`} />
+          <span class="muted small">cost of {which}</span>
         </div>
         <div>
-          <Sparkline values={drawn.map((run) => run.duration_us)} tone="lichen" label={`Duration of the last ${drawn.length} runs`} />
+          <Sparkline values={drawn.map((run) => run.duration_us)} tone="lichen" label={`Duration of ${which}`} />
           <span class="muted small">duration</span>
         </div>
         <div>
-          <Sparkline values={drawn.map((run) => run.tokens)} tone="moss" label={`Tokens of the last ${drawn.length} runs`} />
+          <Sparkline values={drawn.map((run) => run.tokens)} tone="moss" label={`Tokens of ${which}`} />
           <span class="muted small">tokens</span>
         </div>
         <p class="spacer muted small">
@@ -132,18 +204,17 @@ function List({ runs, onEnd, hasMore }: { runs: RunLine[]; onEnd: () => void; ha
         <div class="table-head" aria-hidden="true">
           <span />
           <span>status</span>
-          <span>agent</span>
-          <span>thread</span>
+          <span>run</span>
           <span>started</span>
           <span class="number">duration</span>
           <span class="number">tokens</span>
           <span class="number">cost</span>
-          <span />
         </div>
         <Rows
           label="Runs"
           items={runs}
-          height={40}
+          height={58}
+          tall={112}
           idOf={idOf}
           selected={place}
           onSelect={setPlace}
@@ -159,28 +230,45 @@ function List({ runs, onEnd, hasMore }: { runs: RunLine[]; onEnd: () => void; ha
               />
               <a class="line" href={href(["runs", run.id])}>
                 <Status status={run.status} />
-                <span class="two">
-                  <strong>{run.agent ?? "run"}</strong> <Id id={run.id} />
+                <span class="run-words">
+                  <span class="two">
+                    <strong>{run.agent ?? "run"}</strong> <Id id={run.id} />
+                    {run.thread && <span class="muted cut">{run.thread}</span>}
+                    <Tags tags={run.tags} />
+                  </span>
+                  <Gist run={run} />
                 </span>
-                <span class="cut">{run.thread ?? ""}</span>
-                <span class="muted">
+                <span class="muted since">
                   <Time at={run.started_at_us} />
                 </span>
                 <span class="number took">
                   {run.duration_us === null ? "…" : duration(run.duration_us)}
-                  <i style={{ width: `${((run.duration_us ?? 0) / longest) * 100}%` }} />
+                  <i style={{ width: `${Math.min(1, (run.duration_us ?? 0) / longest) * 100}%` }} />
                 </span>
-                <span class="number">{count(run.tokens)}</span>
+                <span class="number">
+                  {count(run.tokens)}
+                  <span class="unit"> tokens</span>
+                </span>
                 <span class="number">{moneys(run.cost)}</span>
-                <span class="cut">
-                  <Tags tags={run.tags} />
-                </span>
               </a>
             </div>
           )}
         />
       </div>
     </>
+  );
+}
+
+/** What was asked, and what came of it. */
+function Gist({ run }: { run: RunLine }) {
+  const { input, output, error } = run;
+  if (!input && !output && !error) return <span class="muted cut">no messages</span>;
+  return (
+    <span class="cut gist">
+      {input && <span class="muted">{visible(input)}</span>}
+      {input && (output || error) && <span class="muted">{output?.startsWith("→") ? " " : " → "}</span>}
+      {error ? <span class="bad">{visible(error)}</span> : output && visible(output)}
+    </span>
   );
 }
 

@@ -41,7 +41,7 @@ export function Schedules({ id }: { id: string | undefined }) {
               <pre>{'store.schedules.schedule_task("Summarise the night", "cron", "0 7 * * *")'}</pre>
             </Empty>
           ) : (
-            <div class="panes schedule-panes">
+            <div class={`panes schedule-panes ${id ? "chosen" : ""}`}>
               <Rows
                 label="Tasks"
                 items={schedules}
@@ -111,6 +111,9 @@ function One({ line: { task, next }, onChange }: { line: TaskLine; onChange: () 
   const isOver = task.status !== undefined && task.status !== "active" && !isPaused;
   return (
     <section class="document" aria-label="Task">
+      <a class="back" href={href(["schedules"], route.value.query)}>
+        All tasks
+      </a>
       <h2>{task.prompt}</h2>
       <p class="buttons tight">
         {isPaused ? (

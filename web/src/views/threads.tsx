@@ -53,6 +53,7 @@ export function Threads() {
                 label="Threads"
                 items={threads}
                 height={40}
+                tall={86}
                 idOf={nameOf}
                 selected={place}
                 onSelect={setPlace}
@@ -65,9 +66,12 @@ export function Threads() {
                       {thread.namespace && <span class="muted small">{thread.namespace}</span>}
                     </span>
                     <Newest thread={thread} />
-                    <span class="number">{exact(thread.message_count)}</span>
+                    <span class="number">
+                      {exact(thread.message_count)}
+                      <span class="unit"> {thread.message_count === 1 ? "message" : "messages"}</span>
+                    </span>
                     <span class="number">{moneys(thread.cost)}</span>
-                    <span class="muted" title={stamp(thread.updated_at)}>
+                    <span class="muted since" title={stamp(thread.updated_at)}>
                       <Time at={thread.updated_at} />
                     </span>
                   </a>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import date
 from itertools import islice
 from typing import Annotated, Any, Final, Literal
@@ -14,7 +15,15 @@ from treering.core.clock import DAY_US, to_iso
 from treering.errors import InvalidInput, NotFound
 from treering.runs.compare import AgentComparison, RunComparison
 from treering.runs.cost import By, Cost, CostReport, cost_report
-from treering.runs.listing import RecordContent, RunRecord, legacy_run, record_content, run_records
+from treering.runs.listing import (
+    RecordContent,
+    RunOrder,
+    RunPreview,
+    RunRecord,
+    legacy_run,
+    record_content,
+    run_records,
+)
 from treering.runs.messages import ReadMessage, read_message, read_messages
 from treering.runs.money import from_nanos
 from treering.runs.performance import PerformanceBy, PerformanceReport
@@ -24,6 +33,7 @@ from treering.runs.search import MAX_HITS, SearchResult
 from treering.runs.timeline import MAX_EVENTS, TimelineFilter, page_to_dict, timeline_report
 from treering.server.endpoints import Call, endpoint
 from treering.store import Store
+from treering.threads.directory import saved_threads
 
 TimestampUs = Annotated[int, Meta(ge=0, le=2**53)]
 CostBy = By | Literal["run", "thread", "tag"]
@@ -40,16 +50,28 @@ class RunsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     status: str | None = None
     thread: str | None = None
     tag: str | None = None
+    since_us: TimestampUs | None = None
+    until_us: TimestampUs | None = None
+    sort: RunOrder | None = None
+    """The most of this first, instead of the newest; then there is only one page."""
     namespace: str = ""
 
 
 class RunLine(Struct, frozen=True, kw_only=True):
-    """A run in a list."""
+    """A run in a list.
+
+    ``input`` and ``output`` are the beginnings of its question and answer, ``error`` is what it failed with.
+    ``has_thread``: whether the thread that it names was saved; a run may name one that never was.
+    """
 
     id: str
     agent: str | None
     thread: str | None
+    has_thread: bool
     namespace: str
+    input: str | None
+    output: str | None
+    error: str | None
     status: str
     started_at: str
     started_at_us: int
@@ -249,15 +271,32 @@ class PerformanceQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def list_runs(call: Call[RunsQuery, None]) -> RunList:
     """List runs, newest first."""
     query = call.query
-    page = call.store.runs.in_namespace(query.namespace).page(
+    runs = call.store.runs.in_namespace(query.namespace)
+    if query.sort is None:
+        page = runs.page(
+            first=query.limit,
+            cursor=query.cursor,
+            agent=query.agent,
+            status=query.status,
+            thread=query.thread,
+            tag=query.tag,
+            since_us=query.since_us,
+            until_us=query.until_us,
+        )
+        return RunList(runs=_run_lines(call.store, page.runs), next_cursor=page.cursor)
+    if query.cursor is not None:
+        raise InvalidInput("sort= cannot be combined with cursor; raise limit instead")
+    found = runs.top(
+        query.sort,
         first=query.limit,
-        cursor=query.cursor,
         agent=query.agent,
         status=query.status,
         thread=query.thread,
         tag=query.tag,
+        since_us=query.since_us,
+        until_us=query.until_us,
     )
-    return RunList(runs=tuple(_run_line(call.store, each) for each in page.runs), next_cursor=page.cursor)
+    return RunList(runs=_run_lines(call.store, found), next_cursor=None)
 
 
 @endpoint("GET", "/runs/{id}", tag="runs")
@@ -265,7 +304,7 @@ def get_run(call: Call[None, None]) -> RunLine:
     """Return a run with its status and cost."""
     store, run_id = call.store, call.path["id"]
     try:
-        return _run_line(store, store.runs.get(run_id))
+        return _run_lines(store, [store.runs.get(run_id)])[0]
     except NotFound:
         info = None if store.legacy is None else legacy_run(store.legacy, run_id)
         if info is None or store.legacy is None:
@@ -440,17 +479,25 @@ ENDPOINTS: Final = (
 )
 
 
-def _run_line(store: Store, info: RunInfo) -> RunLine:
-    total = store.cost.of_run(info.id, by="kind").total
-    return _line(
-        info,
-        tokens=total.tokens,
-        usage=total.usage,
-        cost=money(total.nanos),
-        unpriced_tokens=total.unpriced_tokens,
-        events=total.events,
-        errors=total.errors,
-    )
+def _run_lines(store: Store, runs: Sequence[RunInfo]) -> tuple[RunLine, ...]:
+    previews = store.runs.previews(runs)
+    saved = saved_threads(store.engine, store.space, {(each.thread, each.namespace) for each in runs})
+    lines: list[RunLine] = []
+    for info in runs:
+        total = store.cost.of_run(info.id, by="kind").total
+        line = _line(
+            info,
+            previews[info.id],
+            has_thread=(info.thread, info.namespace) in saved,
+            tokens=total.tokens,
+            usage=total.usage,
+            cost=money(total.nanos),
+            unpriced_tokens=total.unpriced_tokens,
+            events=total.events,
+            errors=total.errors,
+        )
+        lines.append(line)
+    return tuple(lines)
 
 
 def _legacy_line(info: RunInfo, cost: dict[str, Any] | None) -> RunLine:
@@ -459,6 +506,8 @@ def _legacy_line(info: RunInfo, cost: dict[str, Any] | None) -> RunLine:
     euros = total.get("cost_eur")
     return _line(
         info,
+        RunPreview(),
+        has_thread=False,
         tokens=total.get("tokens", 0),
         usage=Usage(),
         cost=() if euros is None else (Money(currency=EUR, amount=euros),),
@@ -468,12 +517,15 @@ def _legacy_line(info: RunInfo, cost: dict[str, Any] | None) -> RunLine:
     )
 
 
-def _line(info: RunInfo, **totals: Any) -> RunLine:
+def _line(info: RunInfo, preview: RunPreview, **totals: Any) -> RunLine:
     return RunLine(
         id=info.id,
         agent=info.agent,
         thread=info.thread,
         namespace=info.namespace,
+        input=preview.input,
+        output=preview.output,
+        error=preview.error,
         status=info.status,
         started_at=info.started_at,
         started_at_us=info.started_at_us,

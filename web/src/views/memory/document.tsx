@@ -40,6 +40,9 @@ export function Document({ id, namespace, onChange }: { id: string; namespace: s
   const to = (name: Tab) => href(["memory", id], { ...query, tab: name === "text" ? null : name, version: null });
   return (
     <section class="document" aria-label={id}>
+      <a class="back" href={href(["memory"], { ...query, tab: null, version: null })}>
+        All documents
+      </a>
       <h2>{id}</h2>
       <Tabs
         label="Document"

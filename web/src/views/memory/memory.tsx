@@ -74,7 +74,7 @@ export function Memory({ id }: { id: string | undefined }) {
           </label>
         </form>
       </Head>
-      <div class="panes memory-panes">
+      <div class={`panes memory-panes ${id ? "chosen" : ""}`}>
         <Answer asked={asked} what={q ? "Searching" : "Loading memory"}>
           {(documents) =>
             documents.length === 0 ? (

@@ -7,6 +7,7 @@ import { useKeys } from "../../base/keys";
 import { useChanges, useEvery } from "../../base/live";
 import { asProblem, useGet } from "../../base/query";
 import { go, href, route, select } from "../../base/route";
+import { narrow } from "../../base/screen";
 import type { RunLine, RunRecord } from "../../base/shapes";
 import { Crumb, Figure, Head, Id, Status, Tabs, Tags, Time } from "../../ui/bits";
 import { Alone, Answer, Failure, StaleNotice } from "../../ui/states";
@@ -17,9 +18,11 @@ import { Spending } from "./spending";
 import { Trace } from "./trace";
 import { Waterfall } from "./waterfall";
 
-type Tab = "conversation" | "details" | "cost";
+type Tab = "timeline" | "conversation" | "details" | "cost";
 
+/** The timeline is beside the tabs, or one of them where there is no room. */
 const TABS = [
+  ["timeline", "Timeline"],
   ["conversation", "Conversation"],
   ["details", "Event"],
   ["cost", "Cost"],
@@ -52,7 +55,9 @@ export function Run({ id }: { id: string }) {
 
 function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
   const { query } = route.value;
-  const tab: Tab = query["tab"] === "cost" || query["tab"] === "details" ? query["tab"] : "conversation";
+  const isNarrow = narrow.value;
+  const tabs = isNarrow ? TABS : TABS.slice(1);
+  const tab: Tab = tabs.find(([name]) => name === query["tab"])?.[0] ?? "conversation";
   const span = query["span"] ?? null;
   const version = trace.version.value;
   const isRunning = run.status === "running";
@@ -65,7 +70,7 @@ function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
   const until = query["at"] === undefined ? null : start + Number(query["at"]);
   const moments = useMemo(() => trace.records.map((each) => each.started_at_us), [version]);
   const choose = (record: RunRecord) =>
-    select({ span: record.id, tab: tab === "cost" ? "details" : tab === "conversation" ? null : tab });
+    select({ span: record.id, tab: tab === "conversation" ? null : "details" });
   const move = (to: number | null) => select({ at: to === null ? null : to - start });
   const to = (name: Tab) => href(["runs", run.id], { ...query, tab: name === "conversation" ? null : name });
   useKeys({
@@ -76,6 +81,7 @@ function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
   });
   const problem = trace.failed.value === null ? null : asProblem(trace.failed.value);
   const load = () => void trace.load();
+  const waterfall = <Waterfall trace={trace} now={now} until={until} selected={span} onSelect={choose} />;
   return (
     <div class="view run-view">
       <Head
@@ -98,7 +104,16 @@ function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
           {run.thread && (
             <Figure
               label="thread"
-              value={<a href={href(["threads", run.thread], { namespace: run.namespace })}>{run.thread}</a>}
+              value={
+                run.has_thread ? (
+                  <a href={href(["threads", run.thread], { namespace: run.namespace })}>{run.thread}</a>
+                ) : (
+                  run.thread
+                )
+              }
+              note={
+                <a href={href(["runs"], { thread: run.thread, namespace: run.namespace })}>its runs</a>
+              }
             />
           )}
         </dl>
@@ -108,10 +123,11 @@ function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
       ) : (
         <>
           <div class="panes">
-            <Waterfall trace={trace} now={now} until={until} selected={span} onSelect={choose} />
+            {!isNarrow && waterfall}
             <section class="side" aria-label="Run details">
-              <Tabs tabs={TABS} now={tab} to={to} label="Run details" />
-              <div class="side-body" tabIndex={tab === "conversation" ? undefined : 0} role="group" aria-label={tab}>
+              <Tabs tabs={tabs} now={tab} to={to} label="Run details" />
+              <div class="side-body" tabIndex={tab === "details" || tab === "cost" ? 0 : undefined} role="group" aria-label={tab}>
+                {tab === "timeline" && waterfall}
                 {tab === "conversation" && (
                   <Conversation trace={trace} until={until} selected={span} onSelect={choose} isRunning={isRunning} />
                 )}

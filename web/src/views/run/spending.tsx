@@ -78,7 +78,7 @@ export function Spending({ trace, run, until }: { trace: Trace; run: RunLine; un
 }
 
 function Breakdown({ title, groups }: { title: string; groups: Group[] }) {
-  const most = Math.max(...groups.map((each) => each.tokens));
+  const most = Math.max(...groups.map(weight));
   return (
     <>
       <h2 class="minor">{title}</h2>
@@ -96,7 +96,7 @@ function Breakdown({ title, groups }: { title: string; groups: Group[] }) {
               cost
             </th>
             <th scope="col">
-              <span class="hidden">share</span>
+              <span class="hidden">share of the cost</span>
             </th>
           </tr>
         </thead>
@@ -108,7 +108,7 @@ function Breakdown({ title, groups }: { title: string; groups: Group[] }) {
               <td class="number">{count(each.tokens)}</td>
               <td class="number">{amounts(each).length ? amounts(each).map(money).join(" + ") : "no price"}</td>
               <td class="share-cell">
-                <Share of={each.tokens} total={most} />
+                <Share of={weight(each)} total={most} />
               </td>
             </tr>
           ))}
@@ -150,6 +150,11 @@ function group(key: string): Group {
   return { key, tokens: 0, calls: 0, unpriced: 0, cost: new Map() };
 }
 
+/** What a bar shows: the amount in the first currency. */
+function weight(group: Group): number {
+  return group.cost.values().next().value ?? 0;
+}
+
 function of(groups: Map<string, Group>, key: string): Group {
   let found = groups.get(key);
   if (!found) groups.set(key, (found = group(key)));
@@ -157,7 +162,7 @@ function of(groups: Map<string, Group>, key: string): Group {
 }
 
 function sorted(groups: Map<string, Group>): Group[] {
-  return [...groups.values()].sort((one, other) => other.tokens - one.tokens);
+  return [...groups.values()].sort((one, other) => weight(other) - weight(one) || other.tokens - one.tokens);
 }
 
 function amounts(group: Group): Amount[] {

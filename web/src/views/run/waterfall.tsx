@@ -222,7 +222,9 @@ function Lane({
         )}
         <button type="button" class="lane-title" onClick={() => onSelect(record)}>
           <i class={`dot ${kind}`} aria-hidden="true" />
-          {title(record)}
+          <span class="cut" title={title(record)}>
+            {title(record)}
+          </span>
         </button>
       </span>
       <span class="lane-time">{isMark ? "" : isGoingOn ? "…" : duration(record.duration_us)}</span>

@@ -82,6 +82,7 @@ function Sandboxes({ tag }: { tag: string | undefined }) {
                 label="Checkpoints"
                 items={checkpoints}
                 height={40}
+                tall={86}
                 idOf={(each) => each.id}
                 selected={place}
                 onSelect={setPlace}
@@ -90,14 +91,17 @@ function Sandboxes({ tag }: { tag: string | undefined }) {
                 row={(each) => (
                   <a class="line" href={href(open(each), { checkpoint: each.id })}>
                     <Id id={each.id} />
-                    <span class="cut">{each.tag}</span>
-                    <span class="cut">
+                    <span class="cut name">{each.tag}</span>
+                    <span class="cut agent-model">
                       {each.agent_type} {each.model}
                     </span>
-                    <span class="cut">{each.comment}</span>
-                    <span class="number">{exact(each.files ?? 0)}</span>
+                    <span class="cut note">{each.comment}</span>
+                    <span class="number">
+                      {exact(each.files ?? 0)}
+                      <span class="unit"> {(each.files ?? 0) === 1 ? "file" : "files"}</span>
+                    </span>
                     <span class="number">{bytes(each.size_bytes ?? 0)}</span>
-                    <span class="muted">
+                    <span class="muted since">
                       <Time at={each.timestamp} />
                     </span>
                   </a>
@@ -136,6 +140,7 @@ function Snapshots() {
                 label="Snapshots"
                 items={snapshots}
                 height={40}
+                tall={86}
                 idOf={idOf}
                 selected={place}
                 onSelect={setPlace}
@@ -144,13 +149,16 @@ function Snapshots() {
                 row={(snapshot) => (
                   <a class="line" href={href(["workspace", snapshot.id])}>
                     <Id id={snapshot.id} />
-                    <span class="cut">{snapshot.workspace}</span>
-                    <span class="cut">
+                    <span class="cut name">{snapshot.workspace}</span>
+                    <span class="cut note">
                       {snapshot.note} <Tags tags={snapshot.tags} />
                     </span>
-                    <span class="number">{exact(snapshot.files)}</span>
+                    <span class="number">
+                      {exact(snapshot.files)}
+                      <span class="unit"> {snapshot.files === 1 ? "file" : "files"}</span>
+                    </span>
                     <span class="number">{bytes(snapshot.size_bytes)}</span>
-                    <span class="muted">
+                    <span class="muted since">
                       <Time at={snapshot.taken_at_us} />
                     </span>
                   </a>
