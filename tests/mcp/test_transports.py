@@ -15,6 +15,7 @@ import pytest
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
+from mcp.server.subscriptions import ResourceUpdated
 from mcp.shared._httpx_utils import create_mcp_http_client
 
 import treering
@@ -44,6 +45,28 @@ async def conversation(client):
     assert content.text == "by a client"
     error = await client.call_tool("memory_get", {"id": "nobody"})
     assert error.is_error
+
+
+def test_a_client_hears_of_what_another_process_commits(folder):
+    parameters = StdioServerParameters(
+        command=sys.executable, args=[*COMMAND[1:], "--store", str(folder)], env=CLEAN
+    )
+
+    async def main():
+        async with (
+            asyncio.timeout(100),
+            Client(stdio_client(parameters)) as client,
+            client.listen(resource_subscriptions=["memory://alice/tone"]) as events,
+        ):
+            with treering.open(folder) as store:
+                store.memory.save("alice/tone", "Prefers long replies.")
+            async for event in events:
+                assert event == ResourceUpdated("memory://alice/tone")
+                break
+            (content,) = (await client.read_resource("memory://alice/tone")).contents
+            assert content.text == "Prefers long replies."
+
+    asyncio.run(main())
 
 
 def test_a_client_over_stdio(folder):

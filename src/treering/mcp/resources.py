@@ -1,4 +1,4 @@
-"""Resources: documents, conversations and checkpoints by address, for clients that attach them.
+"""Resources: documents, conversations and checkpoints by address, for clients that attach them; and prompts.
 
 ``memory://alice/tone``, ``thread://support/alice`` and ``checkpoint://ckpt_...`` (also
 ``checkpoint://A/diff/B``). Ids are percent-encoded where a URI needs it; ``?namespace=`` says whose it is.
@@ -6,18 +6,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import quote
 
+import anyio.to_thread
 import msgspec
 from mcp.server.mcpserver import MCPServer, ResourceSecurity
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
-from mcp_types import Resource
+from mcp_types import (
+    Completion,
+    CompletionArgument,
+    CompletionContext,
+    PromptReference,
+    Resource,
+    ResourceTemplateReference,
+)
 from pydantic import Field
 
+from treering.core.query import EventQuery, each_record
 from treering.errors import NotFound, TreeringError
 from treering.mcp.replies import Replies, excerpt, fitted, plain
 from treering.mcp.threads import about_checkpoint, find_checkpoint, with_messages
+from treering.threads.checkpoint import KIND as CHECKPOINT
 from treering.threads.checkpoint import Checkpoint
 from treering.threads.directory import Finder
 
@@ -233,4 +245,61 @@ class Prompts:
         return (
             f"Read the conversation {thread!r} with thread_read, tell me in three sentences where it stands "
             "and what was open, and go on from there."
+        )
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Completion: the ids and namespaces that begin as the client has typed.
+
+_MAX_COMPLETIONS: Final = 100
+"""As many as the protocol allows."""
+_MAX_SCANNED: Final = 2000
+
+
+class Completions:
+    """Completes the arguments of resource templates and prompts."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def complete(
+        self,
+        ref: ResourceTemplateReference | PromptReference,
+        argument: CompletionArgument,
+        context: CompletionContext | None,
+    ) -> Completion:
+        """Return the values that an argument may have."""
+        of = ref.name if isinstance(ref, PromptReference) else ref.uri.partition(":")[0]
+        given = (context.arguments if context is not None else None) or {}
+        return await anyio.to_thread.run_sync(self._values, of, argument, given.get("namespace", ""))
+
+    def _values(self, of: str, argument: CompletionArgument, namespace: str) -> Completion:
+        typed = argument.value
+        values: Iterable[str] = ()
+        match of, argument.name:
+            case "memory", "id":
+                memory = self._store.memory.in_namespace(namespace) if namespace else self._store.memory
+                documents = memory.query(prefix=typed, limit=_MAX_COMPLETIONS + 1)
+                values = (each.id for each in documents)
+            case "thread" | "resume_thread", "id" | "thread":
+                values = (each.id for each in self._store.threads(namespace=namespace, prefix=typed))
+            case "checkpoint", _:
+                values = self._checkpoints(typed)
+            case "memory" | "load_context", "namespace":
+                values = (each for each in self._store.memory.namespaces() if each.startswith(typed))
+            case "thread", "namespace":
+                threads = islice(self._store.threads(namespace=None), _MAX_SCANNED)
+                values = (each.namespace for each in threads if each.namespace.startswith(typed))
+            case _:
+                pass
+        found = list(dict.fromkeys(islice(filter(None, values), _MAX_SCANNED)))
+        has_more = len(found) > _MAX_COMPLETIONS
+        return Completion(values=found[:_MAX_COMPLETIONS], has_more=has_more)
+
+    def _checkpoints(self, typed: str) -> Iterator[str]:
+        """Yield the ids of checkpoints that begin so, newest first."""
+        query = EventQuery(kinds=(CHECKPOINT,), newest_first=True)
+        records = each_record(self._store.engine, self._store.space, query, limit=_MAX_COMPLETIONS + 1)
+        return (
+            record.event.id for record in islice(records, _MAX_SCANNED) if record.event.id.startswith(typed)
         )

@@ -19,9 +19,10 @@ from mcp_types import ToolAnnotations
 
 from treering.api import check_api_key
 from treering.errors import InvalidInput, Unreachable
+from treering.mcp.changes import JournalBus, serve_older_clients
 from treering.mcp.memory import MemoryTools
 from treering.mcp.replies import DEFAULT_REPLY_BYTES, Replies, raise_tool_errors
-from treering.mcp.resources import Prompts, Resources
+from treering.mcp.resources import Completions, Prompts, Resources
 from treering.mcp.schedules import ScheduleTools
 from treering.mcp.threads import ThreadTools
 
@@ -67,6 +68,7 @@ class TreeringServer(MCPServer[Any]):
     ) -> None:
         import treering
 
+        bus = JournalBus(store.engine, store.space)
         super().__init__(
             name="treering",
             title="treering",
@@ -74,7 +76,9 @@ class TreeringServer(MCPServer[Any]):
             instructions=_INSTRUCTIONS,
             version=treering.__version__,
             log_level="WARNING",
+            subscriptions=bus,
         )
+        serve_older_clients(self._lowlevel_server, bus)
         replies = Replies(reply_bytes)
         memory, threads = MemoryTools(store, replies, embedder), ThreadTools(store, replies)
         schedules = ScheduleTools(store, replies)
@@ -95,6 +99,7 @@ class TreeringServer(MCPServer[Any]):
         self._resources = Resources(store, reply_bytes)
         self._resources.add_to(self)
         Prompts(store).add_to(self)
+        self.completion()(Completions(store).complete)
 
     async def list_resources(self) -> list[ListedResource]:
         """List the documents and conversations that a client may attach."""
