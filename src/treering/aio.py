@@ -2280,6 +2280,17 @@ class AsyncWorkspace:
         """Async twin of `Workspace.cat`."""
         return await self._bridge.call(self._workspace.cat, id, path)
 
+    async def stat(self, id: str, path: str) -> SnapshotEntry:
+        """Async twin of `Workspace.stat`."""
+        return await self._bridge.call(self._workspace.stat, id, path)
+
+    async def stream(
+        self, id: str, path: str, *, start: int = 0, stop: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """Async twin of `Workspace.stream`."""
+        async for each in self._bridge.iterate(self._workspace.stream, id, path, start=start, stop=stop):
+            yield each
+
     async def download(
         self,
         id: str,

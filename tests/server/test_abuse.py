@@ -29,6 +29,7 @@ from treering.runs.otlp.decode import decode_request
 from treering.server import http
 from treering.server.app import create_app
 from treering.server.http import MAX_MEMBERS, MAX_VALUES, check_values, inflate
+from treering.testing import batches
 
 MB = 1_000_000
 JSON = {"content-type": "application/json"}
@@ -351,3 +352,103 @@ def test_pipelined_requests_and_long_bodies_are_still_served(victim):
             piece = connection.recv(65536)
             assert piece, received[-500:]
             received += piece
+
+
+HOLE = 2 << 30
+
+
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory):
+    """A server of its own with a snapshot of a file that is 2 GiB of nothing, and a line."""
+    folder = tmp_path_factory.mktemp("sparse")
+    (folder / "work").mkdir()
+    with (folder / "work" / "hole.bin").open("wb") as file:
+        file.truncate(HOLE)
+        file.seek(HOLE)
+        file.write(b"the end")
+    with treering.open(folder / "store") as store:
+        snapshot = store.workspace.snapshot(folder / "work")
+    with Server(folder / "store") as served:
+        yield served, snapshot
+
+
+def test_a_file_of_any_size_is_sent_without_being_held(sparse):
+    served, snapshot = sparse
+    received, end = 0, b""
+    with (
+        httpx.Client(base_url=served.url, timeout=PATIENCE) as connected,
+        connected.stream("GET", f"/snapshots/{snapshot}/cat?path=hole.bin") as answer,
+    ):
+        assert answer.headers["content-length"] == str(HOLE + 7)
+        for piece in answer.iter_raw(1 << 20):
+            received += len(piece)
+            end = (end + piece)[-7:]
+    assert (received, end) == (HOLE + 7, b"the end")
+    assert peak_bytes(served) < 300 * MB
+
+
+@pytest.mark.parametrize(
+    "wanted, status, expected",
+    [
+        ("bytes=-7", 206, b"the end"),
+        (f"bytes={HOLE}-", 206, b"the end"),
+        (f"bytes={HOLE - 2}-{HOLE + 2}", 206, b"\0\0the"),
+        (f"bytes={HOLE + 4}-{HOLE + 999}", 206, b"end"),
+        (f"bytes={HOLE + 7}-", 416, None),
+        ("bytes=-0", 416, None),
+    ],
+)
+def test_a_part_of_a_file_is_sent_by_its_range(sparse, wanted, status, expected):
+    served, snapshot = sparse
+    answer = httpx.get(
+        f"{served.url}/snapshots/{snapshot}/cat",
+        params={"path": "hole.bin"},
+        headers={"range": wanted},
+        timeout=PATIENCE,
+    )
+    assert answer.status_code == status
+    if expected is not None:
+        assert answer.content == expected
+        first, _, last = answer.headers["content-range"].removesuffix(f"/{HOLE + 7}").partition("-")
+        assert int(last) - int(first.removeprefix("bytes ")) + 1 == len(expected)
+    else:
+        assert answer.headers["content-range"] == f"bytes */{HOLE + 7}"
+
+
+def test_the_head_of_a_file_is_told_without_reading_it(sparse):
+    served, snapshot = sparse
+    address = f"{served.url}/snapshots/{snapshot}/cat?path=hole.bin"
+    answer = httpx.head(address, timeout=PATIENCE)
+    assert (answer.status_code, answer.headers["content-length"]) == (200, str(HOLE + 7))
+    ranges = {"range": "bytes=-7", "if-range": answer.headers["etag"]}
+    assert httpx.get(address, headers=ranges, timeout=PATIENCE).content == b"the end"
+
+
+def test_a_remote_store_reads_a_large_file_and_the_server_holds_a_piece_of_it(sparse):
+    served, snapshot = sparse
+    with treering.open(served.url) as store:
+        size = sum(map(len, store.workspace.stream(snapshot, "hole.bin")))
+        assert size == HOLE + 7
+    assert peak_bytes(served) < 300 * MB
+
+
+def test_many_contents_are_read_for_a_client_as_it_takes_them(sparse):
+    """A request for the same megabytes 5,000 times is answered without holding them."""
+    served, _ = sparse
+    with treering.open(served.url) as store:
+        (name,) = store.engine.stage("default", [batches.noise(1 << 20)])
+    body = msgspec.msgpack.encode(protocol.AddressesRequest((f"o:{name}",) * 5000))
+    received = 0
+    with httpx.stream(
+        "POST",
+        f"{served.url}/gateway/get",
+        content=protocol.frame(protocol.MESSAGE, body),
+        headers=GATEWAY,
+        timeout=PATIENCE,
+    ) as answer:
+        for piece in answer.iter_raw():
+            received += len(piece)
+            if received > 100 << 20:
+                break
+    assert received > 100 << 20
+    assert peak_bytes(served) < 500 * MB

@@ -15,12 +15,14 @@ from websockets.sync.client import connect
 
 import treering
 from tests.server.running import running
+from tests.server.test_serving import Server
 from treering.core.batch import Event
+from treering.core.ids import new_id
 from treering.core.query import EventQuery
 from treering.errors import Corrupt
 from treering.runs.follow import LiveFilter
 from treering.runs.timeline import event_to_dict
-from treering.server.auth import Keys
+from treering.server.auth import STREAM_SECONDS, Keys
 from treering.server.routes.live import EventStream
 from treering.server.settings import Settings
 from treering.server.streams import Feed, FeedEvent
@@ -297,7 +299,7 @@ def test_a_server_that_stops_says_where_to_go_on(store):
         assert json.loads(talker.recv())["seq"] == 0
         assert json.loads(talker.recv())["seq"] == 1
     with reader:
-        name = "place"
+        name, data = reader.next()
         while name == "place":
             name, data = reader.next()
         assert (name, data) == ("end", {"resume": 1})
@@ -305,6 +307,7 @@ def test_a_server_that_stops_says_where_to_go_on(store):
     assert json.loads(talker.recv(timeout=60)) == {"seq": 1, "end": "end", "events": []}
     with pytest.raises(ConnectionClosed) as closed:
         talker.recv(timeout=60)
+    assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1001
 
 
@@ -332,6 +335,48 @@ def test_a_websocket_needs_a_key_where_others_do(store):
         assert refused.value.response.status_code == 401
         with connect(f"{address}&api_key=secret-0123456789") as talker:
             assert json.loads(talker.recv())["seq"] == 0
+
+
+def test_a_revoked_key_ends_its_open_streams_and_says_why(tmp_path):
+    """The server is another process than the one that revokes, as an operator's command line is."""
+    with treering.open(tmp_path / "store") as store:
+        keys = Keys(store.engine, clock=store.clock)
+        revoked, other = keys.create(scope="read"), keys.create(scope="read")
+        with Server(tmp_path / "store") as served:
+            socket = served.url.replace("http", "ws") + "/ws?after=0"
+            bearer = {"Authorization": f"Bearer {revoked.token}"}
+            busy = "?after=0&kinds=none"  # what the client does not get must not keep its stream open
+            with (
+                Reader(f"{served.url}/live{busy}", headers=bearer) as reader,
+                Reader(f"{served.url}/live?after=0", headers={"X-API-Key": other.token}) as stays,
+                connect(f"{socket}&api_key={revoked.token}") as talker,
+            ):
+                talker.recv()
+                keys.revoke(revoked.key.id)
+                with pytest.raises(ConnectionClosed) as closed:
+                    talker.recv(timeout=60)
+                assert closed.value.rcvd is not None
+                assert (closed.value.rcvd.code, "was revoked" in closed.value.rcvd.reason) == (1008, True)
+                name, data = "place", {}
+                while name == "place":
+                    note(store, new_id())
+                    name, data = reader.next()
+                assert (name, "was revoked" in str(data)) == ("revoked", True)
+                assert reader.next() == (None, None)
+                note(store, "last")
+                while "last" not in [event["id"] for event in stays.events(1)]:
+                    pass
+    assert 2 * STREAM_SECONDS < 5
+
+
+def test_a_stream_without_a_key_ends_when_there_is_one(store, url):
+    with connect(f"{url.replace('http', 'ws')}/ws?after=0") as talker:
+        talker.recv()
+        Keys(store.engine, clock=store.clock).create(scope="read")
+        with pytest.raises(ConnectionClosed) as closed:
+            talker.recv(timeout=60)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1008
 
 
 def test_a_stranger_follows_nothing_of_another_project(store):

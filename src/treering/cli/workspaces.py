@@ -171,9 +171,9 @@ def cat(
 ) -> None:
     """Print a file of a snapshot, unchanged."""
     with place.existing() as opened:
-        data = opened.workspace.cat(find_snapshot(opened, which, user_namespace), path)
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+        for piece in opened.workspace.stream(find_snapshot(opened, which, user_namespace), path):
+            sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
 
 
 @takes_store

@@ -279,7 +279,7 @@ class CheckpointStorage:
 
     def cat(self, info: CheckpointInfo, path: str) -> bytes:
         """Return the bytes of one file of a checkpoint."""
-        return browse.cat(self._backend.archive.snapshot(info.hash), path)
+        return b"".join(browse.stream(self._backend.archive.snapshot(info.hash), path))
 
     def download(
         self, info: CheckpointInfo, files: str | Iterable[str], target: str | Path, *, overwrite: bool = False

@@ -30,7 +30,15 @@ from treering.core.engine import Engine
 from treering.core.ids import Scope as ErasureScope
 from treering.core.ids import check_space, may_be_shortened, new_id, only_match
 from treering.core.query import Erasure, each_ref
-from treering.errors import Corrupt, Forbidden, InvalidInput, NotFound, TooMany, Unauthorized
+from treering.errors import (
+    Corrupt,
+    Forbidden,
+    InvalidInput,
+    NotFound,
+    TooMany,
+    TreeringError,
+    Unauthorized,
+)
 from treering.maintenance.stats import RESERVED
 from treering.server.settings import Settings, is_loopback
 
@@ -165,6 +173,8 @@ def _key(value: bytes) -> Key:
 
 
 _CACHE_SECONDS: Final = 5.0
+STREAM_SECONDS: Final = 2.0
+"""How often the key of an open stream is checked, and how old the result of a check may be."""
 _CACHE_SIZE: Final = 4096
 _QUERY_KEY: Final = "api_key"
 
@@ -209,13 +219,32 @@ class Gate:
             self._limiter.take(access.name)
         return access
 
-    def _cached(self, token: str) -> Access | None:
+    def still_admits(self, connection: HTTPConnection) -> bool:
+        """Return whether a stream that was admitted may go on; may query the store.
+
+        It ends when its key was revoked, and without a key when the first one was created.
+        """
+        token = _token(connection)
+        try:
+            if token is None:
+                if self._has_keys[0] - time.monotonic() < _CACHE_SECONDS - STREAM_SECONDS:
+                    self._look_for_keys()
+                self._without_key(connection)
+            elif self._cached(token, seconds=STREAM_SECONDS) is None:
+                self._look_up(token)
+        except (Unauthorized, Forbidden):
+            return False
+        except TreeringError:  # the store cannot be reached; the next check will tell
+            return True
+        return True
+
+    def _cached(self, token: str, *, seconds: float = _CACHE_SECONDS) -> Access | None:
         own = self._settings.api_key
         if own is not None and hmac.compare_digest(own.encode(), token.encode()):
             return Access(project=self._settings.project, scope="admin", name="key from the settings")
         with self._lock:
             until, access = self._cache.get(token, (0.0, None))
-        return access if until > time.monotonic() else None
+        return access if until - _CACHE_SECONDS + seconds > time.monotonic() else None
 
     def _look_up(self, token: str) -> None:
         access = self._keys.find(token).access

@@ -82,7 +82,10 @@ class StreamBatch(msgspec.Struct, frozen=True):
     seq: int
     events: Sequence[FeedEvent] = ()
     end: str | None = None
-    """``cut``: too slow; ``end``: the server stops; ``None``: more will follow."""
+    """``cut``: too slow; ``end``: the server stops; ``None``: more will follow.
+
+    `treering.server.routes.live` adds ``revoked``.
+    """
 
 
 class Feed:

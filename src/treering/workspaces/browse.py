@@ -56,13 +56,23 @@ def ls(snapshot: Snapshot, path: str, *, recursive: bool) -> Iterator[SnapshotEn
         yield to_entry(f"{above}/{each.name}" if above else each.name, each)
 
 
-def cat(snapshot: Snapshot, path: str) -> bytes:
-    """Return the bytes of one file."""
+def stat(snapshot: Snapshot, path: str) -> SnapshotEntry:
+    """Return one entry; the root is a folder without a name."""
+    found = snapshot.find(path)
+    if found is None:
+        return SnapshotEntry(path="", kind="folder", mode=0o755, hash=snapshot.root)
+    return to_entry("/".join(split(path)), found)
+
+
+def stream(snapshot: Snapshot, path: str, *, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+    """Iterate over the bytes of one file, or a range of them; only one object is in memory at a time."""
     found = snapshot.find(path)
     if not isinstance(found, FileEntry):
         what = "a link" if isinstance(found, LinkEntry) else "a folder"
-        raise InvalidInput(f"{path!r} is {what} in snapshot {snapshot.root[:12]}; cat needs a file")
-    return b"".join(snapshot.read(found, path))
+        raise InvalidInput(f"{path!r} is {what} in snapshot {snapshot.root[:12]}; only a file can be read")
+    if start < 0 or (stop is not None and stop < start):
+        raise InvalidInput(f"the range from {start} to {stop} is not valid; use 0 <= start <= stop")
+    return snapshot.read(found, path, start=start, stop=stop)
 
 
 def to_entry(path: str, entry: TreeEntry) -> SnapshotEntry:

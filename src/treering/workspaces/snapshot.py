@@ -402,15 +402,26 @@ class Snapshot:
     def _subfolders(self, tree: Tree) -> dict[str, Tree]:
         return self.folders(each.tree for each in tree.entries if isinstance(each, FolderEntry))
 
-    def read(self, entry: FileEntry, path: str) -> Iterator[bytes]:
-        """Iterate over the bytes of a file, one object at a time."""
+    def read(
+        self, entry: FileEntry, path: str, *, start: int = 0, stop: int | None = None
+    ) -> Iterator[bytes]:
+        """Iterate over the bytes of a file from ``start`` up to ``stop``, one object at a time."""
+        stop = entry.size if stop is None else min(stop, entry.size)
         size = 0
+        previous, data = "", b""
         for name in entry.content:
-            (content,) = self._engine.get(self._space, [object_address(name)])
-            size += len(content.data)
+            if size >= stop and stop < entry.size:
+                return
+            if name != previous:  # the chunks of a hole repeat
+                (content,) = self._engine.get(self._space, [object_address(name)])
+                previous, data = name, content.data
+            before, size = size, size + len(data)
             if size > entry.size:
                 break
-            yield content.data
+            if before >= start and size <= stop:
+                yield data
+            elif size > start and before < stop:
+                yield data[max(start - before, 0) : stop - before]
         if size != entry.size:
             raise Corrupt(f"file {path!r} has {size} bytes, but the snapshot says {entry.size}; run verify")
 

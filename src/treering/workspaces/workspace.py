@@ -26,7 +26,7 @@ from treering.core.query import EventQuery, each_record, records_by_id
 from treering.core.text import readable
 from treering.errors import InvalidInput, NotFound
 from treering.runs.span import current_node
-from treering.workspaces.browse import SnapshotCheck, SnapshotEntry, cat, check_snapshot, ls, select
+from treering.workspaces.browse import SnapshotCheck, SnapshotEntry, check_snapshot, ls, select, stat, stream
 from treering.workspaces.diff import FileChange, compare
 from treering.workspaces.restore import LinkPolicy, RestoreResult, download, preview, restore
 from treering.workspaces.scan import FileProgress, LeftOut, Limits, StatCache
@@ -218,8 +218,19 @@ class Workspace:
         yield from ls(self._snapshot(id), path, recursive=recursive)
 
     def cat(self, id: str, path: str) -> bytes:
-        """Return the bytes of one file of a snapshot."""
-        return cat(self._snapshot(id), path)
+        """Return the bytes of one file of a snapshot; `stream` reads a large one piece by piece."""
+        return b"".join(stream(self._snapshot(id), path))
+
+    def stat(self, id: str, path: str) -> SnapshotEntry:
+        """Return one file, folder or link of a snapshot."""
+        return stat(self._snapshot(id), path)
+
+    def stream(self, id: str, path: str, *, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """Iterate over the bytes of one file of a snapshot, from ``start`` up to ``stop`` or its end.
+
+        The pieces are those in which the file is stored, so a file of any size takes a few megabytes.
+        """
+        yield from stream(self._snapshot(id), path, start=start, stop=stop)
 
     def download(
         self,

@@ -2,14 +2,15 @@
 
 Both start at any sequence number, and every event carries the number to resume after. A client that reads
 nothing for half a minute is disconnected. One that cannot keep up gets a ``cut`` event with the number to
-resume after, and all clients get ``end`` when the server stops. With ``shape=timeline``, events have the form
+resume after, and all clients get ``end`` when the server stops. A stream whose key was revoked ends within
+seconds, with ``revoked``. With ``shape=timeline``, events have the form
 of the routes of timelines, so that one client shows what happened and what happens.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -22,10 +23,12 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from treering.errors import InvalidInput, TreeringError
 from treering.runs.follow import LiveFilter
+from treering.server.auth import STREAM_SECONDS
 from treering.server.endpoints import Call, endpoint
 from treering.server.http import respond
 
 if TYPE_CHECKING:
+    from starlette.requests import HTTPConnection
     from starlette.types import Receive, Scope, Send
 
     from treering.server.endpoints import ServerState
@@ -40,6 +43,9 @@ _HEADERS: Final = {
 }
 _TRY_AGAIN_LATER: Final = 1013
 _GOING_AWAY: Final = 1001
+_POLICY_VIOLATION: Final = 1008
+REVOKED: Final = "revoked"
+_REASON: Final = "the API key was revoked; create another one with: treering keys create"
 
 
 class LiveQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,7 +91,7 @@ async def live(call: Call[LiveQuery, None]) -> Response:
         after = int(last_id)
     live_filter, shape = call.query.to_filter(), call.query.to_shape()
     feed = call.request.app.state.treering.streams.of(call.store.space)
-    return EventStream(feed.subscribe(live_filter, after=after), shape)
+    return EventStream(feed.subscribe(live_filter, after=after), shape, revoked=revoked(call.request))
 
 
 ENDPOINTS: Final = (live,)
@@ -105,17 +111,47 @@ def routes(state: ServerState) -> Sequence[BaseRoute]:
             return
         await socket.accept()
         feed = state.streams.of(access.project)
-        await _stream(socket, feed.subscribe(live_filter, after=query.after), shape)
+        batches = feed.subscribe(live_filter, after=query.after)
+        await _stream(socket, batches, shape, revoked=revoked(socket))
 
     return [WebSocketRoute("/ws", answer, name="live.ws")]
 
 
-class EventStream(Response):
-    """A response of server-sent events that lasts until the client leaves."""
+async def revoked(connection: HTTPConnection) -> None:
+    """Return when a connection would no longer be admitted."""
+    gate = connection.app.state.treering.gate
+    while await to_thread.run_sync(gate.still_admits, connection):  # noqa: ASYNC110 - asks the store
+        await asyncio.sleep(STREAM_SECONDS)
 
-    def __init__(self, batches: AsyncGenerator[StreamBatch], shape: Shape = "journal") -> None:
+
+async def _until_first(
+    sending: Coroutine[Any, Any, None], gone: Coroutine[Any, Any, None], revoked: Coroutine[Any, Any, None]
+) -> bool:
+    """Send until the client leaves or its key is revoked; return whether it was revoked."""
+    tasks = [asyncio.ensure_future(each) for each in (sending, gone, revoked)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[2].done() and not any(each.done() for each in tasks[:2])
+    finally:
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError, OSError, TimeoutError, RuntimeError, WebSocketDisconnect):
+                await task
+
+
+class EventStream(Response):
+    """A response of server-sent events that lasts until the client leaves, or is no longer admitted."""
+
+    def __init__(
+        self,
+        batches: AsyncGenerator[StreamBatch],
+        shape: Shape = "journal",
+        *,
+        revoked: Coroutine[Any, Any, None],
+    ) -> None:
         self._batches = batches
         self._shape: Shape = shape
+        self._revoked = revoked
         self.status_code = 200
         self.background = None
         self.init_headers(_HEADERS)
@@ -123,15 +159,9 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
         """Send batches until there are no more, or the client leaves."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        sending = asyncio.ensure_future(self._send(send))
-        gone = asyncio.ensure_future(_gone(receive))
-        try:
-            await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (sending, gone):
-                task.cancel()
-                with suppress(asyncio.CancelledError, OSError, TimeoutError):
-                    await task
+        if await _until_first(self._send(send), _gone(receive), self._revoked):
+            body = b"event: %b\ndata: %b\n\n" % (REVOKED.encode(), msgspec.json.encode({"reason": _REASON}))
+            await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _send(self, send: Send) -> None:
         async with aclosing(self._batches) as batches:
@@ -167,16 +197,15 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _stream(socket: WebSocket, batches: AsyncGenerator[StreamBatch], shape: Shape) -> None:
-    sending = asyncio.ensure_future(_send_batches(socket, batches, shape))
-    gone = asyncio.ensure_future(_closed(socket))
-    try:
-        await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in (sending, gone):
-            task.cancel()
-            with suppress(asyncio.CancelledError, OSError, TimeoutError, RuntimeError, WebSocketDisconnect):
-                await task
+async def _stream(
+    socket: WebSocket,
+    batches: AsyncGenerator[StreamBatch],
+    shape: Shape,
+    *,
+    revoked: Coroutine[Any, Any, None],
+) -> None:
+    if await _until_first(_send_batches(socket, batches, shape), _closed(socket), revoked):
+        await socket.close(_POLICY_VIOLATION, _REASON)
 
 
 async def _send_batches(socket: WebSocket, batches: AsyncGenerator[StreamBatch], shape: Shape) -> None:

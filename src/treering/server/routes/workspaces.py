@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
 from itertools import islice
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
+from treering.errors import InvalidInput
 from treering.server.endpoints import Call, endpoint
+from treering.server.http import problem_response
 from treering.workspaces.browse import SnapshotCheck, SnapshotEntry
 from treering.workspaces.diff import FileChange
 from treering.workspaces.workspace import SnapshotInfo
 
 Id = Annotated[str, Meta(min_length=1)]
+_BYTES: Final = "application/octet-stream"
+_RANGE: Final = re.compile(r"bytes=(?P<first>\d{0,18})-(?P<last>\d{0,18})", re.ASCII)
 
 
 class SnapshotsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,25 +103,65 @@ def list_files(call: Call[LsQuery, None]) -> Entries:
 
 @endpoint("GET", "/snapshots/{id}/cat", tag="workspaces")
 def get_file(call: Call[CatQuery, None]) -> Response:
-    """Return one file of a snapshot.
+    """Return one file of a snapshot, or the part of it that a `Range` header names (`bytes=0-499`).
 
-    The headers keep browsers from rendering it: what an agent wrote must not become a page of this server.
+    It is sent as it is read, so its size does not matter. The headers keep browsers from rendering it: what
+    an agent wrote must not become a page of this server.
     """
     from urllib.parse import quote
 
-    data = call.store.workspace.cat(call.path["id"], call.query.path)
-    name = quote(call.query.path.rpartition("/")[2], safe="")
+    snapshot, path = call.path["id"], call.query.path
+    workspace = call.store.workspace
+    entry = workspace.stat(snapshot, path)
+    if entry.kind != "file":
+        raise InvalidInput(f"{path!r} is a {entry.kind} in snapshot {snapshot[:12]}; cat needs a file")
     shown = "attachment" if call.query.download else "inline"
-    return Response(
-        data,
-        media_type="application/octet-stream",
-        headers={
-            "content-disposition": f"{shown}; filename*=UTF-8''{name}",
-            "content-security-policy": "sandbox; default-src 'none'",
-            "x-content-type-options": "nosniff",
-            "cache-control": "private, max-age=31536000, immutable",
-        },
-    )
+    digest = hashlib.sha256(f"{snapshot} {entry.path}".encode("utf-8", "surrogateescape")).hexdigest()
+    etag = f'"{digest[:32]}"'
+    name = quote(os.fsencode(path.rpartition("/")[2]), safe="")
+    headers = {
+        "content-disposition": f"{shown}; filename*=UTF-8''{name}",
+        "content-security-policy": "sandbox; default-src 'none'",
+        "x-content-type-options": "nosniff",
+        "cache-control": "private, max-age=31536000, immutable",
+        "accept-ranges": "bytes",
+        "etag": etag,
+    }
+    given = call.request.headers
+    wanted = given.get("range") if given.get("if-range", etag) == etag else None
+    part = _range(wanted, entry.size)
+    if part is None:
+        problem = f"the range {str(wanted)[:80]!r} is outside of the {entry.size:,} bytes of {path!r}"
+        return problem_response(
+            416, "Range not satisfiable", problem, headers={"content-range": f"bytes */{entry.size}"}
+        )
+    start, stop = part
+    headers["content-length"] = str(stop - start)
+    status = 200
+    if wanted is not None and stop - start < entry.size:
+        headers["content-range"] = f"bytes {start}-{stop - 1}/{entry.size}"
+        status = 206
+    if call.request.method == "HEAD":
+        return Response(status_code=status, media_type=_BYTES, headers=headers)
+    pieces = workspace.stream(snapshot, path, start=start, stop=stop)
+    return StreamingResponse(pieces, status_code=status, media_type=_BYTES, headers=headers)
+
+
+def _range(header: str | None, size: int) -> tuple[int, int] | None:
+    """Return the part of so many bytes that a Range header names; ``None`` if there is no such part.
+
+    It is everything if there is no header, or one that names several parts or none.
+    """
+    found = _RANGE.fullmatch(header.strip()) if header is not None else None
+    if found is None or found[0] == "bytes=-":
+        return 0, size
+    first, last = found["first"], found["last"]
+    if not first:
+        return (max(size - int(last), 0), size) if size and int(last) else None
+    if last and int(last) < int(first):
+        return 0, size
+    start, stop = int(first), min(int(last) + 1, size) if last else size
+    return (start, stop) if start < stop else None
 
 
 @endpoint("GET", "/snapshots/{id}/check", tag="workspaces")
