@@ -119,7 +119,7 @@ def read_head(ref: Ref) -> HeadValue:
         ) from None
 
 
-class HeadState(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class HeadState(msgspec.Struct, frozen=True, kw_only=True):
     """The head of a thread as it was last read: a save replaces exactly this one."""
 
     checkpoint: CheckpointRecord

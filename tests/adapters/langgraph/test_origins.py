@@ -154,7 +154,7 @@ def test_a_question_that_a_fork_waits_with_keeps_its_origin(store):
 
 
 def test_cleaning_the_transcript_leaves_what_channels_are_made_of(store):
-    graph = walking(TreeringSaver(store))
+    graph = walking(TreeringSaver(store, runs=False))
     path = walk(graph, "north")
     assert store.thread("alice").clean(delete_checkpoint=False).transcript_events == 0
     assert walking(TreeringSaver(store)).get_state(config()).values["steps"] == path
@@ -201,7 +201,7 @@ def test_cleaning_a_thread_removes_the_heads_of_its_subgraphs(store):
     outer = StateGraph(Small)
     outer.add_node("inner", inner.compile(checkpointer=True))
     outer.add_edge(START, "inner")
-    saver = TreeringSaver(store)
+    saver = TreeringSaver(store, runs=False)
     graph = outer.compile(checkpointer=saver)
     first = graph.invoke({"count": 1}, config("alice"))
     store.thread("alice").clean()

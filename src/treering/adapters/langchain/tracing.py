@@ -37,6 +37,7 @@ except ModuleNotFoundError as error:
 _HIDDEN: Final = "langsmith:hidden"
 _INTERRUPTS: Final = frozenset({"GraphInterrupt", "NodeInterrupt"})
 _NAME_CHARS: Final = 200
+_SHORT: Final = 500
 _INPUT_KEYS: Final = ("input", "question", "query", "prompt")
 _USER_ROLES: Final = frozenset({"user", "human"})
 
@@ -46,8 +47,9 @@ class TreeringTracer(BaseCallbackHandler, Closing):
 
     ``store_or_url`` is an open store, or where to open one, which `close` then closes. ``agent`` and
     ``thread`` name every run; by default they are the name of the outermost chain and LangGraph's
-    ``thread_id``. ``inputs`` says whether to record what is sent to models, which is the whole conversation
-    at each call.
+    ``thread_id``. ``inputs`` says whether to record what is sent to models and what nodes are given and
+    return, which can be the whole conversation at each call; without it, only what is short in a state and
+    its last message are recorded.
     """
 
     run_inline = True
@@ -73,6 +75,14 @@ class TreeringTracer(BaseCallbackHandler, Closing):
         self._runs: dict[UUID, Run] = {}
         self._nodes: dict[UUID, RunNode] = {}
         self._models: dict[UUID, tuple[str | None, dict[str, Any]]] = {}
+        self._waiting: set[str] = set()
+        """The runs that were interrupted to ask a person."""
+
+    @property
+    def root(self) -> RunNode | None:
+        """The run that is being recorded; ``None`` if there is none, or there are several."""
+        runs = list(self._runs.values())
+        return runs[0] if len(runs) == 1 else None
 
     def flush(self) -> None:
         """Wait until everything recorded so far is durable."""
@@ -121,7 +131,7 @@ class TreeringTracer(BaseCallbackHandler, Closing):
                 run_id,
                 str(agent) if is_agent else name,
                 "agent" if is_agent else "chain",
-                input=plain(inputs) if is_agent else None,
+                input=plain(inputs if self._inputs else _brief(inputs)) if is_agent else None,
                 metadata=None if not is_agent or agent == name else {"node": name},
             )
             span.start()
@@ -358,13 +368,20 @@ class TreeringTracer(BaseCallbackHandler, Closing):
         span = self._nodes.pop(run_id, None)
         if isinstance(span, Span) and span.id in {str(run_id), f"{run_id}.span"}:
             if span.kind != "chain":
-                span.output = plain(output)
-            span.end()
+                is_state = span.kind == "agent" and not self._inputs
+                span.output = plain(_brief(output) if is_state else output)
+            waits = run_id in self._runs and span.run_id in self._waiting
+            span.end(status="interrupted") if waits else span.end()
         self._end_root(run_id)
 
     def _end_root(self, run_id: UUID) -> None:
         run = self._runs.pop(run_id, None)
-        if run is not None:
+        if run is None:
+            return
+        if run.id in self._waiting:
+            self._waiting.discard(run.id)
+            run.end(status="interrupted")
+        else:
             run.end()
 
     def _fail(self, run_id: UUID, error: BaseException) -> None:
@@ -373,8 +390,10 @@ class TreeringTracer(BaseCallbackHandler, Closing):
         run = self._runs.pop(run_id, None)
         if type(error).__name__ in _INTERRUPTS:
             if isinstance(span, Span):
+                self._waiting.add(span.run_id)
                 span.end(status="interrupted")
             if run is not None:
+                self._waiting.discard(run.id)
                 run.end(status="interrupted")
             return
         if isinstance(span, Span) and span.id in {str(run_id), f"{run_id}.span"}:
@@ -382,6 +401,26 @@ class TreeringTracer(BaseCallbackHandler, Closing):
             span.end()
         if run is not None:
             run.fail(error)
+
+
+def _brief(state: Any) -> Any:
+    """Return what is short in a state, and its last message; the checkpoints of its thread have all of it."""
+    if not isinstance(state, Mapping):
+        return state if _is_short(state) else None
+    values = cast("Mapping[str, Any]", state)
+    brief: dict[str, Any] = {name: value for name, value in values.items() if _is_short(value)}
+    messages = values.get("messages")
+    if isinstance(messages, list):
+        brief["messages"] = cast("list[Any]", messages)[-1:]
+    return brief or None
+
+
+def _is_short(value: Any) -> bool:
+    return (
+        value is None
+        or isinstance(value, (bool, int, float))
+        or (isinstance(value, str) and len(value) <= _SHORT)
+    )
 
 
 def plain(value: Any) -> Any:

@@ -21,9 +21,11 @@ from contextlib import suppress
 from random import random
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, cast
 
+from treering.adapters.langchain.tracing import TreeringTracer
 from treering.adapters.langgraph.known_types import ClosedSerializer, KnownTypes, watch_graphs
 from treering.adapters.langgraph.reader import Reader, thread_id_of
 from treering.adapters.langgraph.removal import Removal
+from treering.adapters.langgraph.runs import record_graphs, run_of
 from treering.adapters.langgraph.store import TreeringStore
 from treering.adapters.langgraph.values import ValueCodec
 from treering.adapters.langgraph.writer import ARRIVAL_SECONDS, PutRequest, Writer
@@ -60,6 +62,7 @@ except ModuleNotFoundError as error:
 __all__ = ["TreeringSaver", "TreeringStore"]
 
 watch_graphs()
+record_graphs()
 
 P = ParamSpec("P")
 
@@ -72,6 +75,9 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
     to. Types of your own are stored if the graph names them (in its schemas, annotations or nodes), or
     ``allow`` does; others raise `Unencodable`. A ``serde`` of your own replaces all of that and is given
     every value.
+
+    Each call of the graph is recorded as a run of its thread, with its spans, tokens and cost, and a call
+    that waits for a person as an interrupted one; ``runs=False`` records none.
 
     `put` and `put_writes` are durable when they return. With ``writes="with_checkpoint"``, what a task wrote
     is held in memory and committed with the next checkpoint of the thread: one commit a step instead of two,
@@ -89,6 +95,7 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
         allow: Collection[type | tuple[str, str]] = (),
         serde: SerializerProtocol | None = None,
         writes: Literal["durable", "with_checkpoint"] = "durable",
+        runs: bool = True,
     ) -> None:
         types = KnownTypes(allow)
         types.saver = weakref.ref(self)
@@ -97,6 +104,8 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
             raise InvalidInput(f"writes={writes!r} is not supported; use 'durable' or 'with_checkpoint'")
         checked_namespace(namespace)
         self._opened = Opened(store)
+        self._namespace = namespace
+        self._records_runs = runs
         opened, clock = self._opened.store, SystemClock()
         self._graphs = Graphs(opened.engine, opened.space, namespace)
         self._reader = Reader(opened, self._graphs)
@@ -118,6 +127,12 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
         For code that calls this on every saver, or awaits it, as on LangGraph's own.
         """
         return Done()
+
+    def new_tracer(self) -> TreeringTracer | None:
+        """Return what records one call of a graph as a run; ``None`` with ``runs=False``."""
+        if not self._records_runs:
+            return None
+        return TreeringTracer(self.store, namespace=self._namespace, inputs=False)
 
     # Reading
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
@@ -195,7 +210,8 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
             new_versions=new_versions,
         )
         wait(self._writer.announced(key, request.parent))
-        self._writer.put(self._codec, key, request)
+        with run_of(config):
+            self._writer.put(self._codec, key, request)
         saved = {"thread_id": thread, "checkpoint_ns": key.subgraph, "checkpoint_id": checkpoint["id"]}
         return {"configurable": saved}
 
