@@ -26,11 +26,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
 
-from treering.core.batch import ABSENT
+from treering.core.batch import ABSENT, Event
+from treering.core.content import Content
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import thread_scope
 from treering.core.query import each_ref
-from treering.threads.checkpoint import register
+from treering.errors import Conflict
+from treering.threads.checkpoint import MAX_ROW_BYTES, register
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,6 +121,50 @@ class GraphExtension:
             elif head is None or decode_json(head.value)["checkpoint"] != step.checkpoint.id:
                 value = graph_head(step.checkpoint, step.checkpoint.created_at_us, is_root=False)
                 draft.set_ref(name, value, scope=scope, expect=ABSENT if head is None else head.version)
+
+    def answer(
+        self, draft: Draft, checkpoint: CheckpointRecord, decision: str, value: Any
+    ) -> CheckpointRecord:
+        """Write an answer as the task that waits for it would, and take the interrupt away.
+
+        The adapter has said in the interrupt how (see `adapters.langgraph.task_writes`). The row is that of
+        `Graphs.written`.
+        """
+        from treering.graphs.step import graph_key, writes_key
+
+        found = checkpoint.pending_interrupt
+        pending = cast("dict[str, Any]", found if isinstance(found, dict) else {})
+        how: Any = pending.get("answer")
+        if how is None:
+            raise Conflict(
+                f"thread {checkpoint.thread!r} waits for an answer that only its program can give; "
+                "resume it there"
+            )
+        graph_id, subgraph = how["step"]
+        key = graph_key(checkpoint.thread, checkpoint.namespace, subgraph)
+        answers = [*how["after"], value if decision == "edit" else how["values"][decision]]
+        row: dict[str, Any] = {
+            "step": [graph_id, subgraph],
+            "task": how["task"],
+            "path": "",
+            "writes": [[how["channel"], how["index"], "v", answers]],
+        }
+        data = encode_json(row, keep_order=True)
+        is_small = len(data) <= MAX_ROW_BYTES
+        draft.event(
+            Event(
+                id=f"{draft.id}.answer",
+                kind=WRITES,
+                ts_us=checkpoint.created_at_us,
+                scope=key.scope,
+                thread=writes_key(key, graph_id),
+                data=data if is_small else None,
+                body=None if is_small else draft.put(Content("json", data), scope=key.scope),
+            )
+        )
+        others: list[dict[str, Any]] = pending.get("others", [])
+        following = {**others[0], **({"others": others[1:]} if others[1:] else {})} if others else None
+        return msgspec.structs.replace(checkpoint, pending_interrupt=following, note=f"resume: {decision}")
 
 
 def _past(target: CheckpointRecord, steps: dict[str, Step]) -> dict[str, Step]:

@@ -784,6 +784,15 @@ class CheckpointExtension(Protocol):
         """Add to a batch what else must move when the head of a thread goes back to ``target``."""
         ...
 
+    def answer(
+        self, draft: Draft, checkpoint: CheckpointRecord, decision: str, value: Any
+    ) -> CheckpointRecord:
+        """Add the answer to a pending interrupt to a batch, where the framework looks for it.
+
+        Returns what the checkpoint is then, which the caller writes as a revision.
+        """
+        ...
+
 
 _registered: CheckpointExtension | None = None
 

@@ -272,6 +272,28 @@ class Head:
             self._channels = {}
             return checkpoint
 
+    def answer(self, decision: str, value: Any) -> CheckpointRecord:
+        """Answer the interrupt of a framework's checkpoint where the framework looks for the answer.
+
+        The checkpoint stays the head, and is revised. Whoever answers second gets `ThreadMoved`.
+        """
+        with self._lock:
+            head = self.see()
+            extension = None if head is None else extension_of(head.metadata)
+            if head is None or extension is None:
+                raise Conflict(f"thread {self._thread_id!r} has moved on; load it again")
+            answered = head
+
+            def record_answer(draft: Draft) -> None:
+                nonlocal answered
+                answered = extension.answer(draft, head, decision, value)
+                self._writer.put(draft, NewCheckpoint(record=answered, is_revision=True))
+
+            self._move(head, also=record_answer)
+            if self._state is not None:
+                self._state = structs.replace(self._state, checkpoint=answered)
+            return answered
+
     def begin_as(self, origin: CheckpointRecord) -> CheckpointRecord:
         """Begin a new thread with a copy of a checkpoint, which becomes its parent."""
         with self._lock:

@@ -34,6 +34,7 @@ from treering.threads.checkpoint import (
     Checkpoint,
     CheckpointRecord,
     belongs_to,
+    extension_of,
     limited_to,
 )
 from treering.threads.compaction import Summary, View, new_compaction, stored_form
@@ -283,10 +284,16 @@ class Thread:
         """Answer the pending interrupt and save the answer (``metadata["resumed"]``).
 
         ``edit`` requires the new value. Raises `Conflict` if nothing is pending, or another interrupt is.
+
+        A graph that waits is answered where it looks for the answer, and then goes on when it is invoked
+        without input: ``graph.invoke(None, config)``. To it, ``approve`` is True and ``deny`` False, or the
+        decisions of LangChain's approval of tool calls; ``edit`` gives it any value.
         """
         head = self.head
         pending = None if head is None else head.pending_interrupt
         answer = answer_interrupt(self.id, pending, decision, interrupt_id=interrupt_id, value=value)
+        if head is not None and extension_of(head.record.metadata) is not None:
+            return self._checkpoint(self._head.answer(decision, value))
         return self.checkpoint(metadata={"resumed": answer}, note=f"resume: {decision}")
 
     # A program's own object as the state

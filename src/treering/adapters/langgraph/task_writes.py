@@ -12,17 +12,22 @@ its items. The forms are
 Where a form has content, the row has its place: an address, a number (a slot of the event's own commit) or a
 list and a position in it.
 
+An interrupt is a write, too. So that everything that shows threads knows that one waits for a person, the
+checkpoint that it was written on is revised in the same commit, and names it as its pending interrupt; an
+answer takes it away (see `pending_after`). What answers it from outside of the graph (`Thread.resume`) writes
+the answer as the task itself would, and the graph goes on with ``invoke(None, config)``.
+
 **Invariant:** decoding returns what the task wrote, in the order in which LangGraph applies it, whatever
 became of the objects since.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 import orjson
-from langgraph.checkpoint.base import writes_sort_key
+from langgraph.checkpoint.base import WRITES_IDX_MAP, writes_sort_key
 
 from treering.adapters.langgraph.channels import (
     extract_lists,
@@ -34,7 +39,7 @@ from treering.adapters.langgraph.values import fingerprint, is_list_of_messages,
 from treering.core.batch import Event
 from treering.core.content import Address, Content, list_address, slot_address
 from treering.core.encoding import decode, encode_json
-from treering.errors import Corrupt, NotFound
+from treering.errors import Corrupt, NotFound, Unencodable
 from treering.graphs.extension import WRITES
 from treering.graphs.graph import EMBEDDED_FORM, PREFIX_FORMS
 from treering.graphs.step import writes_key
@@ -190,6 +195,97 @@ def encode_writes(
         messages=messages,
         is_urgent=any(index < 0 for _, index, _ in writes),
     )
+
+
+INTERRUPT: Final = "__interrupt__"
+RESUME: Final = "__resume__"
+_WHOLE_STEP: Final = "00000000-0000-0000-0000-000000000000"
+"""The task that LangGraph gives what is meant for any task of a step."""
+
+
+def concerns_a_person(writes: Sequence[tuple[str, int, Any]]) -> bool:
+    """Whether writes are an interrupt or the answer to one."""
+    return any(channel in (INTERRUPT, RESUME) for channel, _, _ in writes)
+
+
+def asked_in(writes: TaskWrites, given: Sequence[tuple[str, int, Any]]) -> dict[str, dict[str, Any]]:
+    """Return where each interrupt among writes is answered, by its id.
+
+    That is the task that asks, of which step of which graph, and which answers it has already. The graphs
+    around a subgraph write the same interrupts again.
+    """
+    answered, asked = ([value for name, _, value in given if name == each] for each in (RESUME, INTERRUPT))
+    earlier = [cast("list[Any]", value) if isinstance(value, list) else [value] for value in answered]
+    place = {
+        "step": [writes.graph_id, writes.key.subgraph],
+        "task": writes.task,
+        "channel": RESUME,
+        "index": WRITES_IDX_MAP[RESUME],
+        "after": _plain([each for values in earlier for each in values]),
+    }
+    return {each.id: place for value in asked for each in _interrupts(value)}
+
+
+def pending_after(
+    pending: Any,
+    task: str,
+    writes: Sequence[tuple[str, int, Any]],
+    place_of: Callable[[str], dict[str, Any] | None],
+) -> Any:
+    """Return the pending interrupt of a step after a task wrote, given the one before.
+
+    If several tasks wait, the first one is pending, and the others are under ``others``. ``answer`` says how
+    an answer is written: where (see `asked_in`), and what approving and denying mean to the one who asks.
+    """
+    waiting = [] if pending is None else [pending, *pending.get("others", ())]
+    answered, asked = ([value for name, _, value in writes if name == each] for each in (RESUME, INTERRUPT))
+    if answered or asked:
+        waiting = [each for each in waiting if task not in (_WHOLE_STEP, each.get("task"))]
+    for each in (interrupt for value in asked for interrupt in _interrupts(value)):
+        payload = _plain(each.value)
+        place = place_of(each.id)
+        answer = None if place is None else {**place, "values": _answers(payload)}
+        waiting.append({"id": each.id, "payload": payload, "task": task, "answer": answer})
+    plain = [{name: value for name, value in each.items() if name != "others"} for each in waiting]
+    return {**plain[0], **({"others": plain[1:]} if plain[1:] else {})} if plain else None
+
+
+def _interrupts(value: Any) -> list[Any]:
+    """Return LangGraph's interrupts in what was written as such; others may write what they like there."""
+    found = cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else [value]
+    return [each for each in found if hasattr(each, "id") and hasattr(each, "value")]
+
+
+def _answers(payload: Any) -> dict[str, Any]:
+    """Return what decisions mean to the graph: those of LangChain's approval of tool calls, else yes and no.
+
+    The value of ``edit`` is one to start from.
+    """
+    fields = cast("dict[str, Any]", payload if isinstance(payload, dict) else {})
+    requests = fields.get("action_requests")
+    if not isinstance(requests, list) or not requests:
+        return {"approve": True, "deny": False}
+    calls = cast("list[dict[str, Any]]", requests)
+    edited = [{"name": each.get("name"), "args": each.get("args")} for each in calls]
+    return {
+        "approve": {"decisions": [{"type": "approve"} for _ in calls]},
+        "deny": {"decisions": [{"type": "reject"} for _ in calls]},
+        "edit": {"decisions": [{"type": "edit", "edited_action": each} for each in edited]},
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON can hold it, as well as it goes: it is to be read by a person."""
+    try:
+        encode_json(value)
+    except Unencodable:
+        return msgspec.to_builtins(value, enc_hook=_described, str_keys=True)
+    return value
+
+
+def _described(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)
+    return str(value) if dump is None else dump()
 
 
 def write_event(

@@ -41,7 +41,13 @@ from treering.adapters.langgraph.channels import (
     merge_messages,
     read_list,
 )
-from treering.adapters.langgraph.task_writes import encode_writes, write_event
+from treering.adapters.langgraph.task_writes import (
+    asked_in,
+    concerns_a_person,
+    encode_writes,
+    pending_after,
+    write_event,
+)
 from treering.adapters.langgraph.values import (
     copy_value,
     fingerprint,
@@ -154,6 +160,7 @@ class Writer:
         self._hold_writes = hold_writes
         self._held: dict[str, list[TaskWrites]] = {}
         self._vetoed = _Bounded[str | None](_MAX_VETOED)
+        self._asked = _Bounded[dict[str, Any]](_MAX_VETOED)
 
     # Checkpoints
     def put(self, codec: ValueCodec, key: GraphKey, request: PutRequest) -> None:
@@ -487,7 +494,15 @@ class Writer:
                 self._held.setdefault(key.scope, []).append(encoded)
             else:
                 self._flush(key.scope)
-            is_done = is_held or (saved is not None and self._append_messages(key, saved, encoded))
+            if concerns_a_person(writes):
+                for interrupt_id, place in asked_in(encoded, writes).items():
+                    if interrupt_id not in self._asked:  # the innermost graph comes first
+                        self._asked.set(interrupt_id, place)
+            if saved is not None and concerns_a_person(writes):
+                self._commit_for_person(key, saved, encoded, writes)
+                is_done = True
+            else:
+                is_done = is_held or (saved is not None and self._append_messages(key, saved, encoded))
         if not is_done:  # several tasks may commit at the same time
             self._commit([encoded])
         if saved is not None:
@@ -515,6 +530,47 @@ class Writer:
         for number, each in enumerate(writes):
             write_event(draft, each, number, lambda _: None)
         self._engine.commit(draft.batch())
+
+    def _commit_for_person(
+        self, key: GraphKey, saved: SavedStep, written: TaskWrites, writes: Sequence[tuple[str, int, Any]]
+    ) -> None:
+        """Commit an interrupt or an answer, and what the checkpoint waits for now."""
+        for _ in range(_ATTEMPTS):
+            draft = Draft(self._space)
+            write_event(draft, written, 0, lambda _: None)
+            head = None
+            revised = self._with_pending(key, saved, writes, written.task)
+            if revised is not None:
+                self._checkpoints.put(draft, NewCheckpoint(record=revised, is_revision=True))
+                head = self._head(key, is_first=False)
+            if revised is not None and head is not None and head.checkpoint == revised.id:
+                # So that others who know the head read it again.
+                self._move_head(draft, key, revised, head)
+            else:
+                head = None
+            try:
+                receipt = self._engine.commit(draft.batch())
+            except RefMoved:
+                self._steps.heads.remove(key.ref)
+                continue
+            if head is not None:
+                self._steps.heads.set(key.ref, structs.replace(head, version=receipt.versions[key.ref]))
+            return
+        raise Conflict(
+            f"thread {key.thread!r} changed {_ATTEMPTS} times while an interrupt of it was saved; "
+            "nothing was written, try again"
+        )
+
+    def _with_pending(
+        self, key: GraphKey, saved: SavedStep, writes: Sequence[tuple[str, int, Any]], task: str
+    ) -> CheckpointRecord | None:
+        """Return a checkpoint of the root graph with what it waits for now; ``None`` if that is the same."""
+        step = None if key.subgraph else self._graphs.by_id(saved.step.checkpoint.id)
+        if step is None or step.checkpoint.thread != key.thread:
+            return None
+        before = step.checkpoint.pending_interrupt
+        after = pending_after(before, task, writes, self._asked.get)
+        return None if after == before else structs.replace(step.checkpoint, pending_interrupt=after)
 
     def _append_messages(self, key: GraphKey, saved: SavedStep, writes: TaskWrites) -> bool:
         """Commit the writes of a step's only task, with its messages in the list that they will be in.
