@@ -1517,6 +1517,22 @@ class AsyncEffects:
             self._effects.begin, effect_id, arguments=arguments, wait_seconds=wait_seconds
         )
 
+    async def open(
+        self, intent: Intent, *, probe: Callable[[Effect], Any] | None = None, wait_seconds: float = 20.0
+    ) -> Attempt | Effect:
+        """Async twin of `Effects.open`."""
+        return await self._bridge.call(self._effects.open, intent, probe=probe, wait_seconds=wait_seconds)
+
+    async def call(
+        self,
+        intent: Intent,
+        function: Callable[[Effect], Any],
+        *,
+        probe: Callable[[Effect], Any] | None = None,
+    ) -> Any:
+        """Async twin of `Effects.call`."""
+        return await self._bridge.call(self._effects.call, intent, function, probe=probe)
+
     async def resolve(
         self,
         effect_id: str,

@@ -16,6 +16,7 @@ NO_JSON = {
     "cat": "prints a file byte for byte",
     "hook claude-code": "is called by Claude Code, and says nothing",
     "mcp": "speaks JSON-RPC until it is stopped",
+    "proxy": "speaks JSON-RPC until it is stopped",
     "serve": "runs until it is stopped",
     "ui": "runs until it is stopped",
     "worker": "runs until it is stopped",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 import treering
 from treering.core import failpoints
-from treering.effects import Attempt, Effect, EffectRunning, Intent
+from treering.effects import Attempt, Effect, EffectFailed, EffectRunning, EffectUnknown, Intent, Outcome
 from treering.errors import Conflict, InvalidInput, NotFound
 
 
@@ -290,3 +291,50 @@ def test_a_killed_process_is_followed_at_once(tmp_path, failpoint, takes_key, st
             == {"unknown": None, "done": f"done by {'second' if takes_key else 'first'}"}[effect.status]
         )
         assert store.verify().ok
+
+
+def test_call_makes_a_call_once(store) -> None:
+    made = []
+
+    def charge(effect):
+        made.append(effect.key)
+        return {"tx": len(made), "amount": effect.arguments["amount"]}
+
+    intent = pay(id="invoice-1")
+    assert store.effects.call(intent, charge) == {"tx": 1, "amount": 5}
+    assert store.effects.call(intent, charge) == {"tx": 1, "amount": 5}
+    assert made == ["treering-invoice-1"]
+
+
+def test_call_does_not_repeat_what_nobody_knows(store) -> None:
+    made = []
+
+    def dies(effect):
+        made.append(effect.id)
+        raise ConnectionError("no answer")
+
+    intent = pay()
+    with pytest.raises(ConnectionError):
+        store.effects.call(intent, dies)
+    with pytest.raises(EffectUnknown, match="treering effects"):
+        store.effects.call(intent, dies)
+    store.effects.abandon(intent.id)
+    with pytest.raises(EffectFailed, match="given up"):
+        store.effects.call(intent, dies)
+    assert made == [intent.id]
+
+
+def test_a_probe_answers_what_nobody_knows(store) -> None:
+    intent = pay()
+    store.effects.plan(intent)
+    store.effects.begin(intent.id).leave()
+    assert store.effects.call(intent, print, probe=lambda _: Outcome(happened=True, result=7)) == 7
+
+
+def test_async_calls_and_probes_are_awaited(store) -> None:
+    from treering.aio import AsyncStore
+
+    async def charge(effect):
+        return effect.arguments["amount"]
+
+    assert asyncio.run(AsyncStore(store).effects.call(pay(), charge)) == 5

@@ -67,10 +67,10 @@ from treering.agent.messages import (
     result_message,
     text_of,
 )
-from treering.agent.tool_effects import QUESTION, Recorded, ToolEffects, leave
+from treering.agent.tool_effects import Recorded, ToolEffects, leave
 from treering.agent.tools import Tool, result_text
 from treering.core.ids import new_id
-from treering.effects.effects import Attempt, Effect
+from treering.effects.effects import QUESTION, Attempt, Effect
 from treering.errors import BudgetExceeded, Conflict, InvalidInput, Vetoed
 from treering.limits.tool_budgets import Budget, Budgets
 from treering.runs.span import current_node

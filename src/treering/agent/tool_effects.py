@@ -13,23 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from treering.agent.messages import Call, Context, ToolCall
 from treering.agent.tools import Tool, result_text
-from treering.effects.effects import Attempt, Effect, Intent, Outcome
+from treering.effects.effects import Attempt, Effect, Intent, Outcome, question_about
 from treering.errors import InvalidInput, TreeringError
 
 if TYPE_CHECKING:
     from treering.store import Store
     from treering.threads.diff import Changes
-
-QUESTION: Final = (
-    "Its process ended while this call was being made, so nobody knows whether it happened. "
-    "approve: it did not, make the call. deny: give it up. edit, with the result: it did happen."
-)
 
 EffectSteps = Generator[Call, Any, Any]
 
@@ -184,18 +179,6 @@ class ToolEffects:
         if self._effects is not None:
             changes = yield Call(self._effects.changes, (effect.id,))
         return question_about(effect) | ({} if changes is None else {"since": msgspec.to_builtins(changes)})
-
-
-def question_about(effect: Effect) -> dict[str, Any]:
-    """Return what a person has to know about an unknown effect."""
-    return {
-        "id": effect.id,
-        "idempotency_key": effect.key if effect.takes_key else None,
-        "attempt": effect.attempt,
-        "owner": effect.owner,
-        "started_at": effect.started_at,
-        "note": effect.note,
-    }
 
 
 def leave(attempt: Attempt | None, error: BaseException) -> EffectSteps:

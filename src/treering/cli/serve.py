@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
@@ -25,6 +25,7 @@ keys = typer.Typer(help="Manage the API keys of a store.", no_args_is_help=True,
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     app.command("mcp")(mcp)
+    app.command("proxy")(proxy)
     app.command("serve")(serve)
     app.add_typer(keys, name="keys")
     app.command("ui")(ui)
@@ -227,6 +228,47 @@ def ui(
             if port is not None:
                 raise
             serve(opened, Settings(port=0, project=opened.space), on_ready=ready)
+
+
+@takes_store
+def proxy(
+    server: Annotated[
+        list[str],
+        typer.Argument(metavar="SERVER", help="The MCP server behind it: a command after --, or a URL."),
+    ],
+    *,
+    thread: Annotated[
+        str, typer.Option(metavar="THREAD", help="The thread that the calls belong to.")
+    ] = "mcp",
+    replay: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOOL=WORD",
+            help="What to do with calls of a tool whose process died: safe, once or ask; may be repeated.",
+        ),
+    ] = None,
+    place: StorePlace,
+) -> None:
+    """Make each tool call to an MCP server once, and record it."""
+    from treering.errors import InvalidInput, MissingExtra
+
+    try:
+        from treering.mcp.proxy import EffectProxy, upstream_of
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in {"mcp", "mcp_types"}:
+            raise MissingExtra("treering proxy", "mcp") from error
+        raise
+    import asyncio
+
+    words: dict[str, Any] = {}
+    for each in replay or ():
+        tool, found, word = each.rpartition("=")
+        if not found:
+            raise InvalidInput(f"--replay {each!r} is invalid; give TOOL=safe, TOOL=once or TOOL=ask")
+        words[tool] = word
+    with place.open() as opened:
+        effects = EffectProxy(opened, upstream_of(server), thread_id=thread, replay=words)
+        asyncio.run(effects.serve_stdio())
 
 
 @takes_store

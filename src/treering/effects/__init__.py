@@ -3,11 +3,23 @@
 from treering.effects.effects import (
     Attempt,
     Effect,
+    EffectFailed,
     EffectRunning,
     Effects,
+    EffectUnknown,
     Intent,
     Outcome,
     Replay,
 )
 
-__all__ = ["Attempt", "Effect", "EffectRunning", "Effects", "Intent", "Outcome", "Replay"]
+__all__ = [
+    "Attempt",
+    "Effect",
+    "EffectFailed",
+    "EffectRunning",
+    "EffectUnknown",
+    "Effects",
+    "Intent",
+    "Outcome",
+    "Replay",
+]

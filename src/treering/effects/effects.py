@@ -34,7 +34,7 @@ import threading
 import time
 from contextlib import suppress
 from itertools import dropwhile, islice
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 import msgspec
 from msgspec import structs
@@ -62,6 +62,7 @@ from treering.files import host_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
+    from types import TracebackType
 
     from treering.core.clock import Clock
     from treering.core.engine import Engine
@@ -84,6 +85,12 @@ DECIDED: Final = "effect.decided"
 EFFECT_KINDS: Final = (PLANNED, ENDED, UNKNOWN, DECIDED)
 """The kinds of journal events about effects. The id of each begins with the effect's id and a dot."""
 
+QUESTION: Final = (
+    "Its process ended while this call was being made, so nobody knows whether it happened. "
+    "approve: it did not, make the call. deny: give it up. edit, with the result: it did happen."
+)
+"""What a person is asked about an effect that nobody knows."""
+
 EFFECTS: Final = "effect/"
 OPEN_EFFECTS: Final = "effect.open/"
 LEASE_SECONDS: Final = 15.0
@@ -103,6 +110,14 @@ class EffectRunning(Conflict):
     """Another process is making this call; wait until it has finished."""
 
     retryable = True
+
+
+class EffectFailed(Conflict):
+    """The outcome of this call is an error, or somebody has given it up."""
+
+
+class EffectUnknown(Conflict):
+    """Nobody knows whether this call happened; a person has to say so before its thread can go on."""
 
 
 class Intent(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,7 +180,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> str:
         """The idempotency key: the same for every attempt of this effect, and for no other one."""
-        return f"treering-{self.id}"
+        return key_of(self.id)
 
     @property
     def is_finished(self) -> bool:
@@ -197,10 +212,43 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
         """When its outcome was stored."""
         return None if self.ended_at_us is None else to_iso(self.ended_at_us)
 
+    @property
+    def question(self) -> str:
+        """What a person is asked about an effect whose outcome nobody knows, and how to answer."""
+        return (
+            f"the process of {self.describe()} ended while the call was being made, so nobody knows whether "
+            f"it happened; decide with `treering effects resolve|retry|abandon {self.id}`, then go on"
+        )
+
+    def value(self) -> Any:
+        """Return the result; raise `EffectUnknown` or `EffectFailed` if there is none."""
+        if self.is_error:
+            raise EffectFailed(f"effect {self.describe()}: {self.result}")
+        if not self.is_finished:
+            raise EffectUnknown(self.question)
+        return self.result
+
     def describe(self) -> str:
         """Return it as a line of text, for messages."""
         of = "" if self.thread_id is None else f" of thread {self.thread_id!r}"
         return f"{self.tool!r}{of} ({self.id}, {self.status}, attempt {self.attempt})"
+
+
+def key_of(effect_id: str) -> str:
+    """Return the idempotency key of an effect."""
+    return f"treering-{effect_id}"
+
+
+def question_about(effect: Effect) -> dict[str, Any]:
+    """Return what a person has to know about an unknown effect."""
+    return {
+        "id": effect.id,
+        "idempotency_key": effect.key if effect.takes_key else None,
+        "attempt": effect.attempt,
+        "owner": effect.owner,
+        "started_at": effect.started_at,
+        "note": effect.note,
+    }
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -403,6 +451,47 @@ class Effects:
                 )
             time.sleep(_POLL_SECONDS)
 
+    def open(
+        self, intent: Intent, *, probe: Callable[[Effect], Any] | None = None, wait_seconds: float = 20.0
+    ) -> Attempt | Effect:
+        """Plan an effect unless it is stored, and begin it; see `begin`.
+
+        ``probe`` finds out whether an unknown one happened: it returns an `Outcome`, or ``None`` if it cannot
+        tell.
+        """
+        self.plan(intent)
+        begun = self.begin(intent.id, wait_seconds=wait_seconds)
+        if isinstance(begun, Attempt) or begun.status != "unknown" or probe is None:
+            return begun
+        found = _call(probe, begun)
+        if found is None or found.happened is None:
+            return begun
+        with suppress(Conflict):  # somebody has decided meanwhile
+            self.resolve(begun.id, happened=found.happened, result=found.result, by="probe")
+        return self.begin(intent.id, wait_seconds=wait_seconds)
+
+    def call(
+        self,
+        intent: Intent,
+        function: Callable[[Effect], Any],
+        *,
+        probe: Callable[[Effect], Any] | None = None,
+    ) -> Any:
+        """Make a call once: return what ``function(effect)`` returns, or has returned in an earlier process.
+
+        ``function`` and ``probe`` may be async. An error that ``function`` raises is no outcome: nobody knows
+        what it did.
+
+        Raises:
+            EffectUnknown: nobody knows whether it happened.
+            EffectFailed: its outcome is an error, or it was given up.
+        """
+        begun = self.open(intent, probe=probe)
+        if isinstance(begun, Attempt):
+            with begun:
+                begun = begun.finish(_call(function, begun.effect))
+        return begun.value()
+
     # Deciding about an unknown one
     def resolve(
         self,
@@ -457,6 +546,15 @@ class Attempt:
         self._stopping = threading.Event()
         self._renewer = threading.Thread(target=self._renew, name="treering-effect", daemon=True)
         self._renewer.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._stopping.is_set():
+            self.leave(note=None if error is None else f"{type(error).__name__}: {error}")
 
     def finish(
         self,
@@ -731,6 +829,12 @@ def _store(draft: Draft, value: Any, scope: str) -> tuple[str, tuple[Address, ..
         return data.decode(), ()
     address = draft.put(Content("json", data), scope=scope)
     return _ADDRESS_MARK + address, (address,)
+
+
+def _call(function: Callable[[Effect], Any], effect: Effect) -> Any:
+    from treering.sync_async import call  # which loads asyncio
+
+    return call(function, effect)
 
 
 def _owner() -> str:

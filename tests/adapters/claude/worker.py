@@ -1,11 +1,12 @@
 """The Claude Agent SDK and its own CLI with a scripted model, in a process that can be killed.
 
-    python -m tests.adapters.claude.worker FOLDER HOME [SESSION ID] [HANGING TOOL]
+    python -m tests.adapters.claude.worker FOLDER HOME [SESSION ID] [HANGING TOOL] [effects]
 
 The model is a Messages API on this machine whose answers are a function of what it is shown: it asks for the
 squares of 1 to 4 that it has not got yet, one a turn, and then adds up. So its last answer is right only if
 every tool result is there. Each tool notes in a file that it ran; the hanging one never returns. How many
-tool results the store holds is said on stdout after every save, and at last the answer.
+tool results the store holds is said on stdout after every save, and at last the answer. With ``effects``,
+each call is one, and a call that hangs is said on stdout.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from threading import Thread
 from claude_agent_sdk import ClaudeAgentOptions, ResultMessage, create_sdk_mcp_server, query, tool
 
 import treering
+from treering.adapters.claude.effects import TreeringEffectHooks
 from treering.adapters.claude.session_store import TreeringSessionStore
 
 NUMBERS = (1, 2, 3, 4)
@@ -34,7 +36,7 @@ TOOL = "mcp__math__square"
 class ScriptedApi(BaseHTTPRequestHandler):
     """`POST /v1/messages`, streamed, as far as the CLI needs it."""
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *_: object) -> None:
         """Nothing on stderr."""
 
     def do_POST(self) -> None:
@@ -52,7 +54,8 @@ class ScriptedApi(BaseHTTPRequestHandler):
 
 
 def answer(messages) -> dict:
-    results = dict(map(int, each.split(":")) for each in tool_results(messages))
+    found = (each.split(":") for each in tool_results(messages))
+    results = {int(number): int(square) for number, square in found}
     missing = [number for number in NUMBERS if number not in results]
     if not missing:
         return {"type": "text", "text": f"They add up to {sum(results.values())}."}
@@ -105,6 +108,7 @@ def options(folder: Path, home: Path, api: str, *, hanging: int | None = None, *
         with (folder / "ran.txt").open("a") as ran:
             ran.write(f"{number}\n")
         if number == hanging:
+            print("hanging", flush=True)
             await asyncio.Event().wait()
         return {"content": [{"type": "text", "text": f"{number}:{number * number}"}]}
 
@@ -138,7 +142,9 @@ def forget_the_surroundings() -> None:
             del os.environ[name]
 
 
-async def main(folder: Path, home: Path, session_id: str | None, hanging: int | None) -> None:
+async def main(
+    folder: Path, home: Path, session_id: str | None, hanging: int | None, *, effects: bool = False
+) -> None:
     forget_the_surroundings()
     async with treering.open_async(folder / "store") as store:
         store.hooks.add(
@@ -153,6 +159,7 @@ async def main(folder: Path, home: Path, session_id: str | None, hanging: int | 
                 hanging=hanging,
                 session_store=TreeringSessionStore(store),
                 resume=session_id,
+                hooks=TreeringEffectHooks(store).hooks() if effects else None,
             )
             prompt = "Go on." if session_id else "What do the squares of 1 to 4 add up to?"
             async for message in query(prompt=prompt, options=chosen):
@@ -166,6 +173,7 @@ if __name__ == "__main__":
             Path(sys.argv[1]),
             Path(sys.argv[2]),
             sys.argv[3] if sys.argv[3:] and sys.argv[3] != "-" else None,
-            int(sys.argv[4]) if sys.argv[4:] else None,
+            int(sys.argv[4]) if sys.argv[4:] and sys.argv[4] != "-" else None,
+            effects=sys.argv[5:] == ["effects"],
         )
     )

@@ -74,7 +74,7 @@ class TreeringSessionStore(SessionStore, Closing):
     def thread_id(self, key: SessionKey) -> tuple[str, str]:
         """Return the id and the namespace of a transcript's thread."""
         session = _key(key)
-        return _thread_id(session), _namespace(session.project_key)
+        return _thread_id(session), thread_namespace(session.project_key)
 
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
         """Save the entries that are not stored yet, as one checkpoint. Concurrent calls keep their order."""
@@ -135,7 +135,7 @@ class TreeringSessionStore(SessionStore, Closing):
         with self._lock:
             cached = self._transcripts.pop(key, None)
             if cached is None:
-                thread = self._store.thread(_thread_id(key), _namespace(key.project_key))
+                thread = self._store.thread(_thread_id(key), thread_namespace(key.project_key))
                 cached = _Transcript(key, thread, SerialExecutor(self._bridge))
             self._transcripts[key] = cached
             if len(self._transcripts) > _MAX_CACHED:
@@ -154,7 +154,7 @@ class TreeringSessionStore(SessionStore, Closing):
         The SDK sorts by a time in milliseconds. Each is later than the one before it, so that sessions of the
         same millisecond keep their order.
         """
-        threads = self._store.threads(namespace=_namespace(project_key))
+        threads = self._store.threads(namespace=thread_namespace(project_key))
         found: list[tuple[int, Key, dict[str, Any]]] = []
         heads = read_heads(self._store, (each for each in threads if "/" not in each.id), SESSION, SUMMARY)
         for info, _, state in reversed(list(heads)):
@@ -168,7 +168,7 @@ class TreeringSessionStore(SessionStore, Closing):
 
     def _subpaths(self, key: Key) -> list[str]:
         threads = self._store.threads(
-            namespace=_namespace(key.project_key), prefix=_thread_id(key._replace(subpath=None)) + "/"
+            namespace=thread_namespace(key.project_key), prefix=_thread_id(key._replace(subpath=None)) + "/"
         )
         found = (state.get(SESSION, {}) for _, _, state in read_heads(self._store, threads, SESSION))
         return sorted(each["subpath"] for each in found if each.get("subpath") is not None)
@@ -304,7 +304,8 @@ def _thread_id(key: Key) -> str:
     return main if key.subpath is None else f"{main}/{thread_name(key.subpath, 'subpath', limit=_SUB_CHARS)}"
 
 
-def _namespace(project_key: str) -> str:
+def thread_namespace(project_key: str) -> str:
+    """Return the namespace of the threads of a project."""
     return thread_name(project_key, "Claude project key")
 
 

@@ -1,4 +1,5 @@
-"""LangChain on a treering store: memory for agents (`MemoryMiddleware`) and recording (`TreeringTracer`).
+"""LangChain on a treering store: memory for agents (`MemoryMiddleware`), tool calls that
+happen once (`EffectMiddleware`) and recording (`TreeringTracer`).
 
 Names are imported on first use: the tracer needs only ``langchain-core``, which LangGraph depends on.
 """
@@ -9,12 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treering.adapters.langchain.middleware import MemoryMiddleware
+    from treering.adapters.langchain.middleware import EffectMiddleware, MemoryMiddleware
     from treering.adapters.langchain.tracing import TreeringTracer
 
-__all__ = ["MemoryMiddleware", "TreeringTracer"]
+__all__ = ["EffectMiddleware", "MemoryMiddleware", "TreeringTracer"]
 
-_MODULES = {"MemoryMiddleware": "middleware", "TreeringTracer": "tracing"}
+_MODULES = {"EffectMiddleware": "middleware", "MemoryMiddleware": "middleware", "TreeringTracer": "tracing"}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,13 +16,16 @@ stored one after the other, never mixed; none is lost, and no tool result is sto
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar, cast
 
 from treering.adapters.conversation import retry_if_removed
 from treering.adapters.openai_agents.tracing import TreeringTracingProcessor
 from treering.adapters.shared import Opened, SerialExecutor, StoreOrUrl, is_plain, thread_name
+from treering.adapters.tool_effects import IDEMPOTENCY_KEY, Probe, ToolEffects, takes_key, without_key
+from treering.effects.effects import Effect, Replay
 from treering.errors import InvalidInput, MissingExtra, Vetoed
 from treering.sync_async import Closing
 from treering.threads.checkpoint import MESSAGES, Checkpoint
@@ -32,6 +35,7 @@ try:
     from agents import (
         Agent,
         AgentHookContext,
+        FunctionTool,
         ItemHelpers,
         ModelResponse,
         RunContextWrapper,
@@ -44,6 +48,7 @@ try:
     from agents.memory.session_settings import coerce_session_settings
     from agents.tool_context import ToolContext
     from openai.types.responses import ResponseFunctionToolCall
+    from pydantic import BaseModel
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] in {"agents", "openai"}:
         raise MissingExtra("treering.adapters.openai_agents", "openai-agents") from error
@@ -146,6 +151,33 @@ class TreeringSession(Closing):
         After a crash, ``Runner.run(agent, [], session=...)`` continues after the last tool that finished.
         """
         return _ToolCheckpoints(self, hooks)
+
+    def effect_tools(
+        self,
+        tools: Iterable[Tool],
+        *,
+        replay: Replay | Mapping[str, Replay] | None = None,
+        probes: Mapping[str, Probe] | None = None,
+    ) -> list[Tool]:
+        """Return tools whose calls happen once: ``agent.clone(tools=session.effect_tools(agent.tools))``.
+
+        ``replay`` says what to do with calls whose process died: ``{"search": "safe"}`` for some tools (the
+        others are ``"once"``), or one word for all. A function with a parameter ``idempotency_key`` receives
+        the key of the call, which the model does not see. The SDK asks the model again after a crash, and its
+        second reply has other ids; a call is the same as an earlier one if its tool and arguments are, and
+        that one's result is not in the session. If nobody knows whether it happened, the run ends with a
+        ``UserError`` that is caused by `EffectUnknown`: decide with ``store.effects``, or give ``probes``,
+        and run again.
+        """
+        calls = ToolEffects(self._opened.store, replay=replay, probes=probes, namespace=self.namespace)
+        return [_effect_tool(each, calls, self) if isinstance(each, FunctionTool) else each for each in tools]
+
+    def has_result(self, call_id: str | None) -> bool:
+        """Whether the result of a tool call is stored."""
+        return any(
+            item.get("type") == "function_call_output" and item.get("call_id") == call_id
+            for item in self._get(None)
+        )
 
     def close(self) -> None:
         """Close the store, if it was opened here. May be called twice."""
@@ -289,6 +321,53 @@ class TreeringSession(Closing):
             self._thread.checkpoint(state=state, metadata=self._metadata, note="clear_session")
         if _length(checkpoint):
             self._thread.shorten(0, metadata=self._metadata, note="clear_session")
+
+
+def _effect_tool(tool: FunctionTool, calls: ToolEffects, session: TreeringSession) -> Tool:
+    replay = calls.replay_of(tool.name)
+    has_key = takes_key(tool.params_json_schema)
+    if replay == "safe" and not has_key:
+        return tool
+    inner = tool.on_invoke_tool
+
+    async def invoke(context: ToolContext[Any], text: str) -> Any:
+        arguments: Any = json.loads(text) if text else {}
+        name = await calls.arun(
+            lambda: calls.recognised(
+                session.thread_id,
+                tool.name,
+                arguments,
+                was_delivered=lambda effect: session.has_result(effect.call_id),
+            )
+        )
+        intent = calls.intent(
+            name,
+            tool.name,
+            arguments,
+            replay=replay,
+            takes_key=has_key,
+            call_id=context.tool_call_id,
+            thread_id=session.thread_id,
+        )
+
+        async def call(effect: Effect) -> Any:
+            key = {IDEMPOTENCY_KEY: effect.key} if has_key else {}
+            return await inner(context, json.dumps({**effect.arguments, **key}))
+
+        result = await calls.acall(intent, call, plain=_plain_output)
+        if not isinstance(result, Effect):
+            return result
+        return result.result if result.is_finished else result.value()
+
+    schema = without_key(tool.params_json_schema) if has_key else tool.params_json_schema
+    return replace(tool, on_invoke_tool=invoke, params_json_schema=schema)
+
+
+def _plain_output(output: Any) -> tuple[Any, bool]:
+    if isinstance(output, BaseModel):
+        return output.model_dump(mode="json"), False
+    is_plain_data = isinstance(output, (str, int, float, list, dict, type(None)))
+    return cast("Any", output) if is_plain_data else str(output), False
 
 
 class _ToolCheckpoints(RunHooks[Any]):

@@ -3,8 +3,15 @@
 from treering.adapters.pydantic_ai.conversations import (
     TreeringCheckpoints,
     TreeringConversationStore,
+    TreeringEffects,
     load_history,
     save_run,
 )
 
-__all__ = ["TreeringCheckpoints", "TreeringConversationStore", "load_history", "save_run"]
+__all__ = [
+    "TreeringCheckpoints",
+    "TreeringConversationStore",
+    "TreeringEffects",
+    "load_history",
+    "save_run",
+]

@@ -9,12 +9,22 @@ together or not at all, and only from the revision that the writer saw.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 from treering.adapters.shared import Opened, StoreOrUrl, checked, checked_namespace, json_text
+from treering.adapters.tool_effects import (
+    IDEMPOTENCY_KEY,
+    Probe,
+    ToolEffects,
+    named,
+    takes_key,
+    without_key,
+)
+from treering.effects.effects import Effect, Replay, key_of
 from treering.errors import InvalidInput, MissingExtra, Vetoed
 from treering.threads.checkpoint import Checkpoint
 from treering.threads.thread import Thread
@@ -28,10 +38,11 @@ try:
         ConversationRecord,
         ConversationStore,
     )
-    from pydantic_ai.messages import ModelMessage
+    from pydantic_ai.messages import ModelMessage, ToolCallPart
     from pydantic_ai.run import AgentRunResult
-    from pydantic_ai.tools import DeferredToolRequests, RunContext
+    from pydantic_ai.tools import DeferredToolRequests, RunContext, ToolDefinition
     from pydantic_ai.usage import RunUsage
+    from pydantic_core import to_jsonable_python
 
     from treering.adapters.pydantic_ai.records import EntryNotFound, Records, dump_messages, load_messages
 except ModuleNotFoundError as error:
@@ -43,6 +54,7 @@ __all__ = [
     "EntryNotFound",
     "TreeringCheckpoints",
     "TreeringConversationStore",
+    "TreeringEffects",
     "dump_messages",
     "load_history",
     "load_messages",
@@ -246,6 +258,91 @@ class TreeringCheckpoints(AbstractCapability[Any]):
     def _remember(self, messages: Iterable[ModelMessage]) -> None:
         # Keeps the messages, not only their `id()`, which could be reused.
         self._saved |= {id(message): message for message in messages}
+
+
+class TreeringEffects(AbstractCapability[Any]):
+    """A capability that makes each tool call once: ``Agent(model, capabilities=[TreeringEffects(store)])``.
+
+    ``replay`` says what to do with calls whose process died: ``{"search": "safe"}`` for some tools (the
+    others are ``"once"``), or one word for all; a tool may say so itself with ``metadata={"replay": ...}``. A
+    tool with a parameter ``idempotency_key`` receives the key of the call, which the model does not see. Use
+    it together with `TreeringCheckpoints`, which stores a reply before its tools are called. If nobody knows
+    whether a call happened, the run ends with `EffectUnknown`: decide with ``store.effects``, or give
+    ``probes``, and run again.
+    """
+
+    def __init__(
+        self,
+        store: StoreOrUrl | None = None,
+        *,
+        replay: Replay | Mapping[str, Replay] | None = None,
+        probes: Mapping[str, Probe] | None = None,
+        namespace: str = "",
+    ) -> None:
+        self._calls = ToolEffects(store, replay=replay, probes=probes, namespace=namespace)
+        self._keyed: set[str] = set()
+
+    async def prepare_tools(
+        self,
+        ctx: RunContext[Any],  # noqa: ARG002 - pydantic-ai's signature
+        tool_defs: list[ToolDefinition],
+    ) -> list[ToolDefinition]:
+        """Hide the idempotency key from the model."""
+        self._keyed |= {each.name for each in tool_defs if takes_key(each.parameters_json_schema)}
+        return [
+            replace(each, parameters_json_schema=without_key(each.parameters_json_schema))
+            if each.name in self._keyed
+            else each
+            for each in tool_defs
+        ]
+
+    async def before_tool_validate(
+        self, ctx: RunContext[Any], *, call: ToolCallPart, tool_def: ToolDefinition, args: Any
+    ) -> Any:
+        """Give the tool the idempotency key of its call."""
+        if tool_def.name not in self._keyed:
+            return args
+        given = call.args_as_dict() if isinstance(args, str) else dict(args or {})
+        return {**given, IDEMPOTENCY_KEY: key_of(_effect_name(ctx, call))}
+
+    async def wrap_tool_execute(
+        self,
+        ctx: RunContext[Any],
+        *,
+        call: ToolCallPart,
+        tool_def: ToolDefinition,
+        args: dict[str, Any],
+        handler: Callable[[dict[str, Any]], Awaitable[Any]],
+    ) -> Any:
+        """Make a call, unless its outcome is known."""
+        replay = self._calls.replay_of(tool_def.name, (tool_def.metadata or {}).get("replay"))
+        if replay == "safe":
+            return await handler(args)
+        intent = self._calls.intent(
+            _effect_name(ctx, call),
+            tool_def.name,
+            {name: value for name, value in call.args_as_dict().items() if name != IDEMPOTENCY_KEY},
+            replay=replay,
+            takes_key=tool_def.name in self._keyed,
+            call_id=call.tool_call_id,
+            thread_id=ctx.conversation_id,
+        )
+        result = await self._calls.acall(intent, lambda _: handler(args), plain=_plain_result)
+        return result.value() if isinstance(result, Effect) else result
+
+
+def _effect_name(ctx: RunContext[Any], call: ToolCallPart) -> str:
+    """Return the name of the effect of a call; models that number their calls begin anew in each reply."""
+    earlier = sum(
+        part.part_kind == "tool-return" and part.tool_call_id == call.tool_call_id
+        for message in ctx.messages
+        for part in message.parts
+    )
+    return named(_conversation_id(ctx), call.tool_name, call.tool_call_id, earlier)
+
+
+def _plain_result(result: Any) -> tuple[Any, bool]:
+    return to_jsonable_python(result, serialize_unknown=True), False
 
 
 def load_history(thread: Thread, *, last: int | None = None) -> list[ModelMessage]:
