@@ -15,6 +15,7 @@ import asyncio, os, sys
 from pathlib import Path
 
 import treering
+from treering.compat.agentry import Lab
 from treering.compat.memory import FilesystemMemoryStore, MemoryDocument
 from treering.compat.savers import FileSaver
 from treering.importers.jsonl_export import export_jsonl
@@ -38,11 +39,14 @@ with treering.open("deep/store") as store:
 FolderStore("values").set("key", b"value")
 FilesystemMemoryStore(root_dir="memories").save(MemoryDocument(id="a", content="text", metadata={}))
 FileSaver("saver").save(thread_id="t", messages=[{"role": "user", "content": "hi"}])
+Lab("labs", outputs="lab-outputs").save_checkpoint("t", {"iter": 1})
 with Sandbox("program", storage=StorageConfig(url="bucket")) as sandbox:
     sandbox.execute(["sh", "-c", "echo hi > file.txt"])
     sandbox.checkpoint()
 for line in (
-    "export --all --store deep/store -o all.jsonl",
+    "export jsonl --all --store deep/store -o all.jsonl",
+    "export agentry deep/outputs --store deep/store",
+    "export ciana deep/data --store deep/store",
     "memory sync folder --store deep/store",
     "backup backups/two --store deep/store",
 ):

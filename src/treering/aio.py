@@ -1610,6 +1610,10 @@ class AsyncTranscript:
         """Async twin of `Transcript.append_error`."""
         return await self._bridge.call(self._transcript.append_error, agent_id, error, iter=iter, role=role)
 
+    async def append_event(self, event: TranscriptEvent) -> TranscriptEvent:
+        """Async twin of `Transcript.append_event`."""
+        return await self._bridge.call(self._transcript.append_event, event)
+
     async def read(self, *, last: int | None = None, first: int | None = None) -> list[TranscriptEvent]:
         """Async twin of `Transcript.read`."""
         return await self._bridge.call(self._transcript.read, last=last, first=first)

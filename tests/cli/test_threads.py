@@ -369,7 +369,8 @@ def test_a_thread_is_shown_though_its_name_is_like_a_checkpoint(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "command", [["threads"], ["threads", "--json"], ["log", "t"], ["export", "t"], ["show", "--help"]]
+    "command",
+    [["threads"], ["threads", "--json"], ["log", "t"], ["export", "jsonl", "t"], ["show", "--help"]],
 )
 def test_a_reader_who_has_had_enough_ends_it_as_other_programs(process, tmp_path, command):
     with treering.open(tmp_path / ".treering", durability="fast") as store:

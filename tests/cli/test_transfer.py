@@ -42,13 +42,13 @@ def counts(report):
 
 class TestExport:
     def test_to_a_file(self, run, folder, tmp_path):
-        ran = run("export", "--all", "--store", folder, "-o", "all.jsonl")
+        ran = run("export", "jsonl", "--all", "--store", folder, "-o", "all.jsonl")
         assert (ran.code, ran.err) == (0, "")
         assert ran.out == "all.jsonl: 4 threads, 11 checkpoints, 1 rewinds\n"
         lines = (tmp_path / "all.jsonl").read_text(encoding="utf-8").splitlines()
         assert json.loads(lines[0]) == {"kind": "treering.threads", "version": 1}
         assert json.loads(lines[-1]) == {"kind": "end", "threads": 4, "checkpoints": 11}
-        report = run("export", "deep", "--store", folder, "-o", "deep.jsonl", "--json").json
+        report = run("export", "jsonl", "deep", "--store", folder, "-o", "deep.jsonl", "--json").json
         assert report == {
             "threads": 1,
             "checkpoints": 3,
@@ -59,7 +59,7 @@ class TestExport:
         }
 
     def test_to_stdout_and_nothing_else(self, process, folder):
-        ran = process("export", "support/alice", "--store", folder)
+        ran = process("export", "jsonl", "support/alice", "--store", folder)
         assert (ran.code, ran.err) == (0, "")
         kinds = [json.loads(line)["kind"] for line in ran.out.splitlines()]
         assert kinds == [
@@ -72,16 +72,15 @@ class TestExport:
         ]
 
     def test_a_thread_that_is_not_there(self, run, folder, tmp_path):
-        ran = run("export", "suport/alice", "--store", folder, "-o", "x.jsonl")
+        ran = run("export", "jsonl", "suport/alice", "--store", folder, "-o", "x.jsonl")
         assert ran.code == 3
         assert "did you mean 'support/alice'" in ran.err
         assert not (tmp_path / "x.jsonl").exists()
 
     def test_wrong_arguments(self, run, folder):
-        assert run("export", "--store", folder).code == 2
-        assert run("export", "deep", "--all", "--store", folder).code == 2
-        assert run("export", "deep", "--store", folder, "--format", "xml").code == 2
-        ran = run("export", "deep", "--store", folder, "-o", "no/such/folder/x.jsonl")
+        assert run("export", "jsonl", "--store", folder).code == 2
+        assert run("export", "jsonl", "deep", "--all", "--store", folder).code == 2
+        ran = run("export", "jsonl", "deep", "--store", folder, "-o", "no/such/folder/x.jsonl")
         assert ran.code == 8
         assert "cannot be written" in ran.err
 
@@ -89,14 +88,14 @@ class TestExport:
         (tmp_path / "x.jsonl").write_text("old", encoding="utf-8")
         with closing(sqlite3.connect(folder / "treering.db")) as database, database:
             database.execute("UPDATE item SET frame = x'00' WHERE frame IS NOT NULL")
-        assert run("export", "--all", "--store", folder, "-o", "x.jsonl").code == 5
+        assert run("export", "jsonl", "--all", "--store", folder, "-o", "x.jsonl").code == 5
         assert (tmp_path / "x.jsonl").read_text(encoding="utf-8") == "old"
         assert sorted(each.name for each in tmp_path.iterdir()) == ["store", "x.jsonl"]
 
 
 class TestJsonl:
     def test_there_and_back(self, run, folder, tmp_path):
-        run("export", "--all", "--store", folder, "-o", "all.jsonl")
+        run("export", "jsonl", "--all", "--store", folder, "-o", "all.jsonl")
         planned = run("import", "jsonl", "all.jsonl", "--store", "new", "--dry-run", "--json")
         assert counts(planned.json) == {
             "threads": (4, 4, 0),
@@ -117,13 +116,13 @@ class TestJsonl:
         ]
 
     def test_through_a_pipe(self, process, folder, tmp_path):
-        data = process("export", "--all", "--store", folder).out.encode()
+        data = process("export", "jsonl", "--all", "--store", folder).out.encode()
         ran = process("import", "jsonl", "-", "--store", "new", "--json", given=data)
         assert ran.json["source"] == "stdin"
         assert look(tmp_path / "new") == look(folder)
 
     def test_a_person_sees_a_bar_and_a_program_does_not(self, run, folder, tmp_path):
-        run("export", "--all", "--store", folder, "-o", "all.jsonl")
+        run("export", "jsonl", "--all", "--store", folder, "-o", "all.jsonl")
         ours, theirs = os.openpty()
         command = [
             sys.executable,
@@ -154,7 +153,7 @@ class TestJsonl:
         assert counts(json.loads(done.stdout))["checkpoints"] == (11, 11, 0)
 
     def test_bad_lines(self, run, folder, tmp_path):
-        run("export", "--all", "--store", folder, "-o", "all.jsonl")
+        run("export", "jsonl", "--all", "--store", folder, "-o", "all.jsonl")
         lines = (tmp_path / "all.jsonl").read_text(encoding="utf-8").splitlines()
         lines[4] = lines[4][:40]
         (tmp_path / "all.jsonl").write_text("\n".join(lines), encoding="utf-8")
@@ -179,7 +178,7 @@ class TestJsonl:
         assert list(tmp_path.iterdir()) == []
 
     def test_a_conflict(self, run, folder, tmp_path):
-        run("export", "support/alice", "--store", folder, "-o", "alice.jsonl")
+        run("export", "jsonl", "support/alice", "--store", folder, "-o", "alice.jsonl")
         with treering.open(tmp_path / "other") as store:
             store.thread("support/alice").append("another life")
         ran = run("import", "jsonl", "alice.jsonl", "--store", "other")
@@ -196,7 +195,7 @@ class TestKilled:
                 for step in range(210):
                     thread.append({"role": "user", "content": f"{name} {step}"}, state={"n": step})
             store.thread("a").fork("c", at=50).append("elsewhere")
-        run("export", "--all", "--store", "long", "-o", "long.jsonl")
+        run("export", "jsonl", "--all", "--store", "long", "-o", "long.jsonl")
         return tmp_path / "long.jsonl"
 
     def code_of_import(self, history, store, checkpoint):
@@ -265,7 +264,7 @@ def test_a_newcomer_walks_through(process, run, tmp_path):
     """What someone does who has a file of a colleague, no store and no manual."""
     with treering.open(tmp_path / "colleague", durability="fast") as store:
         grow(store)
-    given = process("export", "--all", "--store", "colleague").out.encode()
+    given = process("export", "jsonl", "--all", "--store", "colleague").out.encode()
     assert run("threads").code == 3  # there is no store yet, and it says so
     assert process("import", "jsonl", "-", given=given).code == 0
     assert "support/alice" in run("threads").out

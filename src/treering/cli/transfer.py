@@ -31,6 +31,7 @@ from treering.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from treering.importers.folder_exports import FolderExport
     from treering.importers.registry import ImportReport, Spent
     from treering.store import Store
     from treering.threads.directory import ThreadInfo
@@ -53,6 +54,12 @@ app: Final = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+exports: Final = typer.Typer(
+    name="export",
+    help="Write histories, and the folders of other tools.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 hooks: Final = typer.Typer(
     name="hook",
     help="Record an agent while it works, from its own hooks.",
@@ -64,7 +71,7 @@ hooks: Final = typer.Typer(
 def add_to(main: typer.Typer) -> None:
     """Put the commands under the main one."""
     main.add_typer(app)
-    main.command()(export)
+    main.add_typer(exports)
     main.add_typer(hooks)
 
 
@@ -109,7 +116,7 @@ def codex(
 @takes_store
 def jsonl(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="A file written by `treering export`; - for stdin.")
+        str, typer.Argument(metavar="FILE", help="A file written by `treering export jsonl`; - for stdin.")
     ],
     *,
     dry_run: DryRunOption = False,
@@ -117,7 +124,7 @@ def jsonl(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Threads that `treering export` wrote."""
+    """Threads that `treering export jsonl` wrote."""
     source = _stdin() if file == "-" else _there(file)
     _run("jsonl", source, place, dry_run=dry_run, strict=strict, as_json=as_json)
 
@@ -219,11 +226,12 @@ def ciana(
 
 
 # -----------------------------------------------------------------------------------------------------------
-# The command that writes histories out: export.
+# The commands that write histories out: export.
 
 
+@exports.command("jsonl")
 @takes_store
-def export(
+def export_jsonl(
     threads: Annotated[
         list[str] | None, typer.Argument(metavar="[THREAD]...", help="The threads to export.")
     ] = None,
@@ -234,23 +242,20 @@ def export(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - for stdout.")
     ] = "-",
-    format: Annotated[str, typer.Option(metavar="NAME", help="The format; jsonl is the only one.")] = "jsonl",
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Write whole histories, for `import jsonl`."""
+    """Whole histories of threads, for `import jsonl`."""
     from treering.errors import InvalidInput
-    from treering.importers.jsonl_export import export_jsonl
+    from treering.importers.jsonl_export import export_jsonl as write_histories
 
-    if format != "jsonl":
-        raise InvalidInput(f"there is no format {format!r}; use jsonl")
     if bool(threads) == every_thread:
         raise InvalidInput("name the threads to export, or all of them with --all")
     with place.existing() as opened, progress("exporting") as update:
         chosen = _chosen(opened, threads or [], user_namespace)
         with _output(output) as file:
-            report = export_jsonl(opened, chosen, file.write, on_progress=update)
+            report = write_histories(opened, chosen, file.write, on_progress=update)
     held = counts(
         {
             "threads": report.threads,
@@ -267,6 +272,54 @@ def export(
         )
     if output != "-":
         show(report, [f"{output}: {held}"], as_json=as_json)
+
+
+@exports.command("agentry")
+@takes_store
+def export_agentry(
+    outputs: Annotated[
+        str, typer.Argument(metavar="DIR", help="The folder to write; new, or empty.")
+    ] = "outputs",
+    *,
+    place: StorePlace,
+    user_namespace: UserNamespaceOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """The outputs folder of Agentry Lab.
+
+    Transcripts, and the newest state of each thread as JSON.
+    """
+    from treering.importers.folder_exports import export_agentry as write_outputs
+
+    with place.existing() as opened:
+        _tell_folder(write_outputs(opened, outputs, namespace=user_namespace), as_json=as_json)
+
+
+@exports.command("ciana")
+@takes_store
+def export_ciana(
+    data: Annotated[str, typer.Argument(metavar="DIR", help="The folder to write; new, or empty.")] = "data",
+    *,
+    place: StorePlace,
+    user_namespace: UserNamespaceOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """The data folder of CianaParrot, without its conversations.
+
+    Counters of chats, scheduled tasks, user states and session logs.
+    """
+    from treering.importers.folder_exports import export_ciana as write_data
+
+    with place.existing() as opened:
+        _tell_folder(write_data(opened, data, namespace=user_namespace), as_json=as_json)
+
+
+def _tell_folder(report: FolderExport, *, as_json: bool) -> None:
+    lines = [
+        f"  {each.path}: {each.count:,} {each.holds}{f' ({each.note})' if each.note else ''}"
+        for each in report.files
+    ]
+    show(report, [report.folder, *lines], as_json=as_json)
 
 
 @hooks.command(name="claude-code")

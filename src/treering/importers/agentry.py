@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from treering.compat.agentry import payload
 from treering.core.batch import NUMBER_BITS
 from treering.core.clock import SECOND_US
 from treering.core.ids import check_id
@@ -215,6 +216,8 @@ def _save(row: _Row, state: CapturedState, store: Store, *, dry_run: bool) -> st
         if info is not None:
             return "known"
     head = store.thread(row.thread).head
+    if head is not None and payload(head) == {**state.state, **state.lists}:
+        return "known"  # it was exported from here
     if head is not None and head.id > row.checkpoint_id:
         return "older"
     if dry_run:

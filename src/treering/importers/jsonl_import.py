@@ -253,7 +253,7 @@ class Inspection:
             self._is_started = True
             return
         if not self._is_started:
-            raise InvalidInput("not a history exported by `treering export`")
+            raise InvalidInput("not a history exported by `treering export jsonl`")
         if self._end is not None:
             raise InvalidInput("there are lines after the end of the history")
         match line:
@@ -318,7 +318,7 @@ class Inspection:
     def _check_whole(self, name: str) -> None:
         if not self._is_started:
             why = f" ({self.bad.named[0]})" if self.bad.count else ""
-            raise InvalidInput(f"{name} is not a history exported by `treering export`{why}")
+            raise InvalidInput(f"{name} is not a history exported by `treering export jsonl`{why}")
         if self._is_cut_off:
             raise InvalidInput(
                 f"{name} ends early: its last line is missing; nothing was imported, export again"

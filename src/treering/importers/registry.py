@@ -67,7 +67,7 @@ IMPORTERS: Final = (
     ),
     Importer(
         name="jsonl",
-        summary="Threads that `treering export` wrote",
+        summary="Threads that `treering export jsonl` wrote",
         function="treering.importers.jsonl_import:import_jsonl",
     ),
     Importer(

@@ -58,6 +58,8 @@ class ChatLine(msgspec.Struct, frozen=True, kw_only=True):
     """ISO 8601 with offset, UTC."""
     channel: str
     user_id: str | None
+    extra: dict[str, Any] = {}
+    """Further keys of a line that another program wrote."""
 
 
 class ChatLog:
@@ -122,6 +124,7 @@ def _line(entry: LogEntry) -> ChatLine:
         ts=to_iso(entry.event.ts_us),
         channel=entry.data.get("channel", ""),
         user_id=entry.data.get("user_id"),
+        extra=entry.data.get("extra", {}),
     )
 
 
@@ -137,15 +140,20 @@ def _parse(line: bytes) -> tuple[Any, dict[str, Any]]:
     """Read a line of a file, also one that another program wrote."""
     read = msgspec.json.decode(line, type=_FileLine)
     user = None if read.user_id is None else str(read.user_id)
+    data = {"channel": read.channel, "user_id": user}
+    known = _FileLine.__struct_fields__
+    extra = {name: each for name, each in msgspec.json.decode(line).items() if name not in known}
     return read.content, {
-        "data": {"channel": read.channel, "user_id": user},
+        "data": {**data, "extra": extra} if extra else data,
         "ts_us": from_datetime(datetime.fromisoformat(read.ts)),
         "role": check_id(read.role, "role"),
     }
 
 
 def _render(entry: LogEntry) -> bytes:
-    return encode_json(msgspec.structs.asdict(_line(entry)), keep_order=True)
+    line = msgspec.structs.asdict(_line(entry))
+    extra = line.pop("extra")
+    return encode_json(line | extra, keep_order=True)
 
 
 LINES: Final = LineFormat(kind=CHAT_LINE, render=_render, parse=_parse)

@@ -136,6 +136,10 @@ class Transcript:
         now = self._clock.now_us() / 1e6
         return self._append(TranscriptEvent(t=now, iter=iter, agent_id=agent_id, role=role, error=text))
 
+    def append_event(self, event: TranscriptEvent) -> TranscriptEvent:
+        """Add an event as it is, with its own time."""
+        return self._append(event)
+
     def read(self, *, last: int | None = None, first: int | None = None) -> list[TranscriptEvent]:
         """Return the events in order: all, the last ones or the first ones."""
         if last is not None and first is not None:
@@ -233,12 +237,20 @@ def _render(entry: LogEntry) -> bytes:
     return encode_json(_event(entry).to_dict(), keep_order=True)
 
 
-def _parse(line: bytes) -> tuple[Any, dict[str, Any]]:
+def event_of_line(line: bytes) -> TranscriptEvent:
     """Read a line of a file; keys that only another program knows become ``extra``."""
-    event = msgspec.json.decode(line, type=TranscriptEvent)
+    try:
+        event = msgspec.json.decode(line, type=TranscriptEvent)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"not an event of a transcript: {error}") from None
     known = set(TranscriptEvent.__struct_fields__) - {"extra"}
     extra = {name: each for name, each in msgspec.json.decode(line).items() if name not in known}
-    return event.content, columns_of(msgspec.structs.replace(event, extra=extra))
+    return msgspec.structs.replace(event, extra=extra)
+
+
+def _parse(line: bytes) -> tuple[Any, dict[str, Any]]:
+    event = event_of_line(line)
+    return event.content, columns_of(event)
 
 
 LINES: Final = LineFormat(kind=TRANSCRIPT, render=_render, parse=_parse)
