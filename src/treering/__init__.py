@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from treering.api import open, open_async
     from treering.core.retention import Keep
     from treering.limits.tool_budgets import Budget, Budgets
+    from treering.replays.capture import instrument, record
+    from treering.replays.replay import replay
     from treering.runs.span import carry
     from treering.state.user_sessions import UserSession
     from treering.store import Store
@@ -35,8 +37,11 @@ __all__ = [
     "__version__",
     "carry",
     "errors",
+    "instrument",
     "open",
     "open_async",
+    "record",
+    "replay",
 ]
 
 _MODULES: Final = {
@@ -47,8 +52,11 @@ _MODULES: Final = {
     "Store": "treering.store",
     "UserSession": "treering.state.user_sessions",
     "carry": "treering.runs.span",
+    "instrument": "treering.replays.capture",
     "open": "treering.api",
     "open_async": "treering.api",
+    "record": "treering.replays.capture",
+    "replay": "treering.replays.replay",
 }
 
 

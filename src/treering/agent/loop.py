@@ -73,6 +73,7 @@ from treering.core.ids import new_id
 from treering.effects.effects import QUESTION, Attempt, Effect
 from treering.errors import BudgetExceeded, Conflict, InvalidInput, Vetoed
 from treering.limits.tool_budgets import Budget, Budgets
+from treering.runs.exchanges import intercept_model, intercept_tool
 from treering.runs.span import current_node
 from treering.sync_async import call as call_and_wait
 from treering.sync_async import lent
@@ -256,7 +257,8 @@ class AgentRun:
                 changed = yield Call(each.before_model, (list(shown), context))
                 shown = shown if changed is None else list(changed)
         self._recorder.start_model()
-        reply = yield Call(self._config.model, (list(shown), list(self._config.tools.values())))
+        model = self._recorder.wrap(intercept_model(self._config.model))
+        reply = yield Call(model, (list(shown), list(self._config.tools.values())))
         texts: list[str] = []
         if is_stream(reply):
             messages = read_reply((yield from self._read_stream(reply)))
@@ -435,7 +437,8 @@ class AgentRun:
         unknown.
         """
         context = self._context(call)
-        make = apply_middleware(tool.caller(context), context, self._config.middleware)
+        called = intercept_tool(call.name, tool.caller(context), _arguments, once=tool.is_marked_once)
+        make = apply_middleware(called, context, self._config.middleware)
         try:
             yield AgentEvent(kind="tool_call", call=call)
             if attempt is None:
@@ -534,6 +537,10 @@ class Interrupted(msgspec.Struct, frozen=True):
     """A call that is not made before a person has decided."""
 
     pending: dict[str, Any]
+
+
+def _arguments(call: ToolCall) -> dict[str, Any]:
+    return call.arguments
 
 
 def _edited(decision: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -42,9 +42,9 @@ class Tool:
         description: str | None = None,
         parameters: Mapping[str, Any] | None = None,
         needs_approval: Approval = False,
-        replay: Replay = "once",
+        replay: Replay | None = None,
     ) -> None:
-        if replay not in get_args(Replay):
+        if replay is not None and replay not in get_args(Replay):
             raise InvalidInput(f"replay={replay!r} is invalid; use {', '.join(get_args(Replay))}")
         self.function = function
         self.name = name or getattr(function, "__name__", type(function).__name__)
@@ -52,7 +52,10 @@ class Tool:
             description if description is not None else function.__doc__ or ""
         )
         self.needs_approval = needs_approval
-        self.replay: Replay = replay
+        self.replay: Replay = replay or "once"
+        self.is_marked_once = replay in ("once", "ask")
+        """Whether it was declared to have effects that must not be repeated, not even when a run is made
+        again elsewhere (`treering.replays.rerun`)."""
         self._probe: Callable[..., Any] | None = None
         self._signature = _Signature.read(function, self.name)
         self.parameters: dict[str, Any] = (
@@ -123,13 +126,14 @@ def tool(
     description: str | None = None,
     parameters: Mapping[str, Any] | None = None,
     needs_approval: Approval = False,
-    replay: Replay = "once",
+    replay: Replay | None = None,
 ) -> Any:
     """Make a `Tool` from a function. A decorator, with or without arguments, or a plain call.
 
     ``replay`` is for calls that were started and have no result, because the process died: ``"safe"`` makes
-    them again; ``"once"`` only if the function has a parameter ``idempotency_key``, else a person decides;
-    with ``"ask"`` a person always does.
+    them again; ``"once"``, the default, only if the function has a parameter ``idempotency_key``, else a
+    person decides; with ``"ask"`` a person always does. A rerun of a recorded run never calls a tool that
+    was given ``"once"`` or ``"ask"``.
     """
 
     def make(function: Callable[..., Any]) -> Tool:

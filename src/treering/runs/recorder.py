@@ -27,12 +27,13 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
 from treering.core.batch import Draft
 from treering.core.ids import new_id
 from treering.errors import InvalidInput, TreeringError
+from treering.runs.exchanges import intercept_tool
 from treering.runs.span import current_node
 
 if TYPE_CHECKING:
@@ -256,7 +257,8 @@ class Recorder:
         if len(self._failures) < _MOST_FAILURES:
             self._failures.append(error)
         what = "an event" if count == 1 else f"{count:,} events"
-        warnings.warn(f"{what} could not be recorded: {error}", RuntimeWarning, stacklevel=2)
+        with suppress(RuntimeWarning):  # it may be turned into an error, which would end the thread
+            warnings.warn(f"{what} could not be recorded: {error}", RuntimeWarning, stacklevel=2)
 
     def _renew_lease(self) -> None:
         now = time.monotonic()
@@ -371,20 +373,25 @@ def _record_function(
 ) -> Callable[P, R]:
     signature = inspect.signature(function)
 
+    def called() -> Callable[..., Any]:
+        return intercept_tool(name, function, bind) if kind == "tool" else function
+
+    def bind(*arguments: Any, **options: Any) -> dict[str, Any]:
+        return dict(signature.bind(*arguments, **options).arguments)
+
     def open_span(stack: ExitStack, arguments: Any, options: Any) -> Span | None:
         node = current_node.get()
         if node is None:
             if new_run is None:
                 return None
             node = stack.enter_context(new_run(name))
-        bound = dict(signature.bind(*arguments, **options).arguments)
-        return stack.enter_context(node.span(name, kind=kind, input=bound))
+        return stack.enter_context(node.span(name, kind=kind, input=bind(*arguments, **options)))
 
     @functools.wraps(function)
     def recorded(*arguments: P.args, **options: P.kwargs) -> R:
         with ExitStack() as stack:
             span = open_span(stack, arguments, options)
-            result = function(*arguments, **options)
+            result = called()(*arguments, **options)
             if span is not None:
                 span.output = result
             return result
@@ -393,7 +400,7 @@ def _record_function(
     async def recorded_async(*arguments: P.args, **options: P.kwargs) -> Any:
         with ExitStack() as stack:
             span = open_span(stack, arguments, options)
-            result = await cast("Any", function(*arguments, **options))
+            result = await called()(*arguments, **options)
             if span is not None:
                 span.output = result
             return result

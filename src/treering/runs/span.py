@@ -97,6 +97,18 @@ current_node: Final[ContextVar[RunNode | None]] = ContextVar("treering_current_n
 """The run or span that the running code belongs to. Tasks inherit it; threads need `carry`."""
 
 
+class Replaying:
+    """Whether models answer from a recording now: their tokens were paid for before, and are not counted."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = False
+
+
+replaying: Final = Replaying()
+
+
 def carry(function: Callable[P, R]) -> Callable[P, R]:
     """Return the function bound to the current run and span, to be called in another thread.
 
@@ -122,7 +134,7 @@ class CallGate(Protocol):
 class RunContext:
     """What all nodes of one run share: where rows go, the clock, and the gate that calls must pass."""
 
-    __slots__ = ("clock", "gate", "sink", "writer")
+    __slots__ = ("clock", "exchanges", "gate", "has_tracer", "sink", "writer")
 
     def __init__(
         self, sink: RecordSink, clock: Clock, writer: SpanWriter, *, gate: CallGate | None = None
@@ -131,6 +143,10 @@ class RunContext:
         self.clock = clock
         self.writer = writer
         self.gate = gate
+        self.exchanges: object | None = None
+        """What writes the run's exchanges (`treering.runs.exchanges`), once there is one."""
+        self.has_tracer = False
+        """Whether an adapter records the model calls of the run, so that nobody else does."""
 
 
 class RunNode:
@@ -149,6 +165,11 @@ class RunNode:
         if not self._ids:
             self._ids.append(new_id())
         return self._ids[0]  # when two threads generate one at once, the first counts
+
+    @property
+    def context(self) -> RunContext:
+        """What all nodes of the run share."""
+        return self._context
 
     @property
     def run_id(self) -> str:
@@ -214,9 +235,9 @@ class RunNode:
             role=check_id(role, "role"),
             model=model,
             content=encode_any(content),
-            usage=usage_of(usage),
-            cost_nanos=None if cost is None else to_cost(cost),
-            currency=None if cost is None else check_currency(currency),
+            usage=None if replaying.now else usage_of(usage),
+            cost_nanos=None if cost is None or replaying.now else to_cost(cost),
+            currency=None if cost is None or replaying.now else check_currency(currency),
             data=dict(metadata) if metadata else None,
         )
         context.sink.put(write)
@@ -287,6 +308,8 @@ class Span(RunNode):
         currency: str = "USD",
     ) -> None:
         """Set the tokens that this span itself used, without those of messages recorded below it."""
+        if replaying.now:
+            return
         self._usage = usage_of(usage)
         if cost is not None:
             self._cost_nanos = to_cost(cost)
