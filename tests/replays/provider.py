@@ -2,8 +2,8 @@
 
 The prompt says what its model will do: ``PLAN`` and a JSON list of turns, each with a text and tool calls.
 The turn is the number of replies in the request. A model named ``other-3`` departs from the plan at its
-fourth turn. Ids, times and the sizes of pieces are random, so an answer never comes twice: who gets the same bytes
-again got them from a recording.
+fourth turn. Ids, times and the sizes of pieces are random, so an answer never comes twice: who gets the same
+bytes again got them from a recording.
 """
 
 from __future__ import annotations
