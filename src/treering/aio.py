@@ -1309,6 +1309,9 @@ class AsyncSharedBudgets:
         tool_calls: int | None = None,
         action: Action = "stop",
         warn_at: float = 0.8,
+        strict: bool = False,
+        call_money: Decimal | float | str | None = None,
+        call_tokens: int | None = None,
     ) -> SharedBudget:
         """Async twin of `SharedBudgets.set`."""
         return await self._bridge.call(
@@ -1323,6 +1326,9 @@ class AsyncSharedBudgets:
             tool_calls=tool_calls,
             action=action,
             warn_at=warn_at,
+            strict=strict,
+            call_money=call_money,
+            call_tokens=call_tokens,
         )
 
     async def remove(self, name: str) -> bool:
@@ -1362,6 +1368,14 @@ class AsyncSharedBudgets:
     async def usage_of(self, budget: SharedBudget, caller: Caller) -> BudgetUsage | None:
         """Async twin of `SharedBudgets.usage_of`."""
         return await self._bridge.call(self._sharedbudgets.usage_of, budget, caller)
+
+    async def reserve(self, budget: SharedBudget, caller: Caller, span: str, kind: str) -> BudgetUsage | None:
+        """Async twin of `SharedBudgets.reserve`."""
+        return await self._bridge.call(self._sharedbudgets.reserve, budget, caller, span, kind)
+
+    async def release(self, budget: SharedBudget, caller: Caller, span: str) -> None:
+        """Async twin of `SharedBudgets.release`."""
+        await self._bridge.call(self._sharedbudgets.release, budget, caller, span)
 
     def __repr__(self) -> str:
         return async_repr(self._sharedbudgets)

@@ -12,7 +12,7 @@ import pytest
 import treering
 from treering.core.clock import DAY_US, ManualClock
 from treering.core.query import EventQuery
-from treering.errors import BudgetExceeded, InvalidInput
+from treering.errors import BudgetExceeded, InvalidInput, StoreFull
 from treering.store import Store
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -245,3 +245,132 @@ def test_the_async_store_has_budgets(tmp_path):
             return [each.name for each in await store.budgets.list()]
 
     assert asyncio.run(spend()) == ["b"]
+
+
+CALLER = """
+import sys, treering
+from treering.errors import BudgetExceeded
+made = 0
+with treering.open(sys.argv[1]) as store, store.run(agent="a") as run:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    while True:
+        try:
+            with run.tool("search"):
+                made += 1
+        except BudgetExceeded:
+            break
+print(made, flush=True)
+"""
+
+
+def test_eight_processes_make_exactly_as_many_calls_as_a_strict_budget_allows(tmp_path):
+    with treering.open(tmp_path / "store") as store:
+        store.budgets.set("calls", per="store", tool_calls=100, strict=True)
+        workers = [
+            subprocess.Popen(
+                [sys.executable, "-c", CALLER, str(tmp_path / "store")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(8)
+        ]
+        for worker in workers:
+            assert worker.stdout.readline() == "ready\n"
+        for worker in workers:
+            worker.stdin.write("\n")
+            worker.stdin.flush()
+        made = [int(worker.communicate(timeout=120)[0]) for worker in workers]
+        (usage,) = store.budgets.usage()
+        assert (sum(made), usage.used, usage.reserved) == (100, {"tool_calls": 100}, {"tool_calls": 0})
+
+
+def test_a_reservation_of_a_process_that_died_still_counts_and_nothing_else_is_lost(tmp_path):
+    dies = CALLER.replace("made += 1", "made += 1; import os; made < 3 or os._exit(9)")
+    with treering.open(tmp_path / "store") as store:
+        store.budgets.set("calls", per="store", tool_calls=10, strict=True)
+        for _ in range(2):
+            run = [sys.executable, "-c", dies, str(tmp_path / "store")]
+            assert subprocess.run(run, input="\n", text=True, timeout=120, check=False).returncode == 9
+        (usage,) = store.budgets.usage()
+        assert usage.used["tool_calls"] + usage.reserved["tool_calls"] == 6
+        assert usage.reserved["tool_calls"] >= 2
+        alone = [sys.executable, "-c", CALLER, str(tmp_path / "store")]
+        last = subprocess.run(alone, input="\n", text=True, capture_output=True, timeout=120, check=True)
+        assert last.stdout.splitlines()[-1] == "4"
+
+
+def test_setting_a_strict_budget_again_gives_back_what_was_reserved_long_ago():
+    clock = ManualClock(1_760_000_000_000_000)
+    with Store(treering.open("memory:").engine, clock=clock) as store, store.run() as run:
+        store.budgets.set("calls", per="store", tool_calls=2, strict=True)
+        run.tool("never ends").start()
+        clock.advance(seconds=3601)
+        run.tool("still runs").start()
+        with pytest.raises(BudgetExceeded):
+            run.tool("third").start()
+        store.budgets.set("calls", per="store", tool_calls=2, strict=True)
+        assert store.budgets.usage()[0].reserved == {"tool_calls": 1}
+        run.tool("third").start()
+        store.budgets.remove("calls")
+        store.budgets.set("calls", per="store", tool_calls=2, strict=True)
+        assert store.budgets.usage()[0].reserved == {"tool_calls": 0}
+
+
+def test_a_model_call_reserves_the_most_that_it_may_use_and_gives_the_rest_back(store):
+    store.budgets.set("llm", per="run", tokens=100, call_tokens=60, money="1", call_money="0.6", strict=True)
+    with store.run() as run:
+        with run.span("gpt", kind="llm", model="m") as span:
+            with pytest.raises(BudgetExceeded, match="what running calls have reserved"):
+                run.span("gpt", kind="llm", model="m").start()
+            with run.tool("free"):
+                pass
+            span.use({"output": 30}, cost="0.1")
+        call(run, tokens=10, cost="0.3")
+        call(run, tokens=1, cost="0.01")
+        with pytest.raises(BudgetExceeded) as caught:
+            call(run)
+        assert (caught.value.count, caught.value.limit) == (410_000_000, 1_000_000_000)
+    with store.run() as other:
+        call(other)
+
+
+def test_what_one_strict_budget_refuses_is_reserved_of_no_other(store):
+    store.budgets.set("a wide one", per="store", tool_calls=10, strict=True)
+    store.budgets.set("narrow", per="run", tool_calls=1, strict=True)
+    with store.run() as run, run.tool("one"):
+        with pytest.raises(BudgetExceeded, match="narrow"):
+            run.tool("two").start()
+        assert store.budgets.usage()[0].reserved == {"tool_calls": 1}
+        with store.run() as other, other.tool("one"):
+            assert store.budgets.usage()[0].reserved == {"tool_calls": 2}
+
+
+def test_a_strict_budget_lets_no_call_through_when_the_store_fails(store, monkeypatch):
+    store.budgets.set("calls", per="store", tool_calls=10, strict=True)
+    with store.run() as run:
+        monkeypatch.setattr(store.engine, "commit", _fails)
+        with pytest.raises(StoreFull):
+            run.tool("search").start()
+        monkeypatch.undo()
+
+
+def _fails(_):
+    raise StoreFull("no space left")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tokens": 10, "strict": True},
+        {"tool_calls": 10, "call_tokens": 5, "strict": True},
+        {"tokens": 10, "call_tokens": 0, "strict": True},
+        {"money": 1, "call_money": -1, "strict": True},
+        {"tool_calls": 10, "strict": True, "action": "warn"},
+        {"tokens": 10, "call_tokens": 5},
+    ],
+)
+def test_a_strict_budget_needs_what_a_call_may_use(store, given):
+    with pytest.raises(InvalidInput):
+        store.budgets.set("b", per="store", **given)

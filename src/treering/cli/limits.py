@@ -63,7 +63,7 @@ def list_budgets(
                 budget.every or "",
                 clean(budget.agent or ""),
                 ", ".join(limits),
-                budget.action,
+                "stop, strict" if budget.strict else budget.action,
                 "" if used is None else f"{used.share:.0%}",
             )
         )
@@ -93,6 +93,15 @@ def set_budget(
         Literal["stop", "warn"], typer.Option(help="Refuse further calls, or only raise an alert.")
     ] = "stop",
     warn_at: Annotated[float, typer.Option(metavar="SHARE", help="Used share at which to warn.")] = 0.8,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Never exceed it: calls reserve what they may use.")
+    ] = False,
+    call_money: Annotated[
+        str | None, typer.Option(metavar="AMOUNT", help="What a model call reserves, with --strict.")
+    ] = None,
+    call_tokens: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Tokens that a model call reserves, with --strict.")
+    ] = None,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
@@ -109,6 +118,9 @@ def set_budget(
             tool_calls=tool_calls,
             action=action,
             warn_at=warn_at,
+            strict=strict,
+            call_money=call_money,
+            call_tokens=call_tokens,
         )
     show(plain(made), [f"budget {clean(name)} is set"], as_json=as_json)
 

@@ -4,38 +4,52 @@ Usage is read from the roll-ups, so all processes that record into a store share
 counter that could drift from what was recorded. Budgets are checked before a model or tool call starts.
 Running calls are not interrupted, so concurrent calls may exceed a budget by what they use. **Invariant:** a
 call starts only if no budget with action ``stop`` is used up by everything that was committed before.
+
+A *strict* budget is never exceeded. A call first reserves what it may use at most: a commit that adds it to
+the reservations in a ref, and that fails if another process reserved in between. The call starts only if what
+is recorded and what is reserved leave room. A reservation counts until the row of its span is in the journal,
+so one whose process died counts as used, because its call may have been made.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+import zlib
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from treering.core.batch import ANY, Draft
-from treering.core.clock import day_of, to_datetime
+from treering.core.batch import ABSENT, ANY, Draft
+from treering.core.clock import DAY_US, day_of, to_datetime
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import Scope, check_id, thread_key, thread_of_key
-from treering.core.query import SumQuery, each_ref
-from treering.errors import BudgetExceeded, Corrupt, InvalidInput, TreeringError
+from treering.core.optimistic import Backoff
+from treering.core.query import EventQuery, SumQuery, each_record, each_ref
+from treering.errors import BudgetExceeded, Corrupt, InvalidInput, RefMoved, TreeringError
 from treering.runs.cost import cost_of
 from treering.runs.money import check_currency, from_nanos, to_nanos
 from treering.runs.span import SPAN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from decimal import Decimal
 
     from treering.core.clock import Clock
     from treering.core.engine import Engine
     from treering.core.records import Ref
     from treering.runs.recorder import Recorder
-    from treering.runs.span import RunContext
+    from treering.runs.span import RunContext, Span
 
 
 BUDGETS: Final = "budget/"
+RESERVED: Final = "budget.reserved/"
+"""Prefix of the refs with reservations. Whoever records writes them, not only who may change budgets."""
+_SHARDS: Final = 16
+"""Over how many refs the reservations of a budget are spread, by run, thread or agent."""
+_STALE_US: Final = 3_600_000_000
+"""How old a reservation is that `SharedBudgets.set` removes."""
 _SCOPE: Final = str(Scope("", "ledger", "budgets"))
 _TOOL: Final = SPAN + "tool"
 
@@ -63,6 +77,12 @@ class SharedBudget(msgspec.Struct, frozen=True, kw_only=True):
     action: Action = "stop"
     warn_at: float = 0.8
     """The used share at which a warning is raised."""
+    strict: bool = False
+    """Whether calls reserve what they may use, so that the budget is never exceeded."""
+    call_money_nanos: int | None = None
+    """What a model call may cost at most, which it reserves of a strict budget."""
+    call_tokens: int | None = None
+    """How many tokens a model call may use at most, which it reserves of a strict budget."""
 
     def applies_to(self, caller: Caller) -> bool:
         """Whether the budget applies to a caller."""
@@ -74,6 +94,13 @@ class SharedBudget(msgspec.Struct, frozen=True, kw_only=True):
     def money(self) -> Decimal | None:
         """The limit as an amount of ``currency``."""
         return None if self.money_nanos is None else from_nanos(self.money_nanos)
+
+    def needs(self, kind: str) -> dict[Measure, int]:
+        """What a call of this kind, ``llm`` or ``tool``, reserves."""
+        if kind == "tool":
+            return {} if self.tool_calls is None else {"tool_calls": 1}
+        given: dict[Measure, int | None] = {"money": self.call_money_nanos, "tokens": self.call_tokens}
+        return {name: amount for name, amount in given.items() if amount is not None}
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +124,8 @@ class BudgetUsage(msgspec.Struct, frozen=True, kw_only=True):
     limits: dict[Measure, int]
     unpriced_tokens: int = 0
     """Tokens without a price, which no budget of money counts."""
+    reserved: dict[Measure, int] = {}
+    """Of a strict budget: what calls have reserved and not yet recorded."""
 
     @property
     def share(self) -> float:
@@ -121,21 +150,29 @@ class BudgetUsage(msgspec.Struct, frozen=True, kw_only=True):
         owner = "" if self.key is None else f" of {self.budget.per} {self.key.removeprefix('/')!r}"
         return f"{self.budget.name}{owner}: {_amount(self, name)}"
 
-    def error(self) -> BudgetExceeded:
-        """Return the error for the next call."""
-        name = self.worst
+    def error(self, lacking: Measure | None = None) -> BudgetExceeded:
+        """Return the error for the next call, which there is no room for."""
+        name = lacking or self.worst
+        is_reserved = self.reserved.get(name, 0) > 0
         retry = {
             "day": "wait for the next day (UTC)",
             "month": "wait for the next month (UTC)",
             None: "use another budget",
         }
         return BudgetExceeded(
-            f"the call was not made: budget {self.describe()} is used up; "
+            f"the call was not made: budget {self.describe()} is used up"
+            f"{' with what running calls have reserved' if is_reserved else ''}; "
             f"{retry[self.budget.every]}, or raise it with store.budgets.set({self.budget.name!r}, ...)",
             budget=self.budget.name,
             limit=self.limits[name],
-            count=self.used[name],
+            count=self.used[name] + self.reserved.get(name, 0),
         )
+
+
+class _Reservation(msgspec.Struct, frozen=True, kw_only=True):
+    key: str | None
+    at_us: int
+    amounts: dict[Measure, int]
 
 
 class SharedBudgets:
@@ -162,8 +199,18 @@ class SharedBudgets:
         tool_calls: int | None = None,
         action: Action = "stop",
         warn_at: float = 0.8,
+        strict: bool = False,
+        call_money: Decimal | float | str | None = None,
+        call_tokens: int | None = None,
     ) -> SharedBudget:
-        """Create or replace a budget. Every process applies it within seconds."""
+        """Create or replace a budget. Every process applies it within seconds.
+
+        Args:
+            strict: Never exceed it, however many processes make calls: each call first reserves what it may
+                use, at the cost of a commit. Reservations that are older than an hour are removed.
+            call_money: What a model call may cost at most. A strict budget of money requires it.
+            call_tokens: How many tokens a model call may use at most, likewise.
+        """
         budget = SharedBudget(
             name=check_id(name, "budget name"),
             per=per,
@@ -175,12 +222,20 @@ class SharedBudgets:
             tool_calls=tool_calls,
             action=action,
             warn_at=warn_at,
+            strict=strict,
+            call_money_nanos=None if call_money is None else to_nanos(call_money),
+            call_tokens=call_tokens,
         )
         _validate(budget)
         draft = Draft(self._space)
         plain = {key: value for key, value in msgspec.structs.asdict(budget).items() if value is not None}
         draft.set_ref(BUDGETS + name, encode_json(plain), scope=_SCOPE, expect=ANY)
         self._commit(draft)
+        stale_us = self._clock.now_us() - _STALE_US
+        for ref in each_ref(self._engine, self._space, f"{RESERVED}{name}/"):
+            self._change(
+                ref.name, lambda held: {span: each for span, each in held.items() if each.at_us > stale_us}
+            )
         return budget
 
     def remove(self, name: str) -> bool:
@@ -189,6 +244,8 @@ class SharedBudgets:
             return False
         draft = Draft(self._space)
         draft.delete_ref(BUDGETS + name, scope=_SCOPE)
+        for ref in each_ref(self._engine, self._space, f"{RESERVED}{name}/"):
+            draft.delete_ref(ref.name, scope=_SCOPE)
         self._commit(draft)
         return True
 
@@ -238,6 +295,7 @@ class SharedBudgets:
             since_day=since_day,
             until_day=until_day,
         )
+        held = self._held(_ref_of(budget, key))[0] if budget.strict else {}
         sums = self._engine.sums(self._space, query)
         cost = cost_of(None, sums, budget.currency)
         used: dict[Measure, int] = {
@@ -252,7 +310,94 @@ class SharedBudgets:
             used={name: used[name] for name in limits},
             limits=limits,
             unpriced_tokens=cost.unpriced_tokens,
+            reserved=_total(held, key, limits) if budget.strict else {},
         )
+
+    def reserve(self, budget: SharedBudget, caller: Caller, span: str, kind: str) -> BudgetUsage | None:
+        """Reserve what a call may use; return the usage before, or ``None`` if the budget does not apply.
+
+        Raises:
+            BudgetExceeded: There is no room for it.
+        """
+        backoff = Backoff()
+        name = _ref_of(budget, caller.key(budget.per))
+        while True:
+            current = self._engine.refs(self._space, [BUDGETS + budget.name]).get(BUDGETS + budget.name)
+            if current is None:
+                return None
+            budget = _budget_from_ref(current)
+            # What is read first may be recorded meanwhile, and is then counted twice, but never not at all.
+            held, version = self._held(name)
+            usage = self.usage_of(msgspec.structs.replace(budget, strict=False), caller)
+            if usage is None or not budget.strict:
+                return usage
+            usage = msgspec.structs.replace(usage, reserved=_total(held, usage.key, usage.limits))
+            needs = budget.needs(kind)
+            for measure, limit in usage.limits.items():
+                need, used = needs.get(measure, 0), usage.used[measure]
+                if used < limit and used + usage.reserved[measure] + need <= limit:
+                    continue
+                if used < limit and not held.keys() <= self._held(name)[0].keys():
+                    break  # one of them was recorded meanwhile: look again
+                raise usage.error(measure)
+            else:
+                if not needs:
+                    return usage
+                held[span] = _Reservation(key=usage.key, at_us=self._clock.now_us(), amounts=needs)
+                try:
+                    self._write_held(name, held, version)
+                except RefMoved:
+                    backoff.wait()
+                else:
+                    return usage
+
+    def release(self, budget: SharedBudget, caller: Caller, span: str) -> None:
+        """Give a reservation back whose call is not made."""
+        self._change(
+            _ref_of(budget, caller.key(budget.per)),
+            lambda held: {name: each for name, each in held.items() if name != span},
+        )
+
+    def _held(self, name: str) -> tuple[dict[str, _Reservation], int]:
+        """Return the reservations in a ref whose spans are not in the journal, and the version of the ref."""
+        ref = self._engine.refs(self._space, [name]).get(name)
+        if ref is None:
+            return {}, 0
+        held = _reservations(ref)
+        if not held:
+            return {}, ref.version
+        query = EventQuery(
+            ids=tuple(held),
+            since_us=min(each.at_us for each in held.values()) - DAY_US,
+            until_us=self._clock.now_us() + DAY_US,
+        )
+        recorded = {
+            record.event.id
+            for record in each_record(self._engine, self._space, query)
+            if record.event.kind.startswith(SPAN)
+        }
+        return {span: each for span, each in held.items() if span not in recorded}, ref.version
+
+    def _change(
+        self, name: str, change: Callable[[dict[str, _Reservation]], dict[str, _Reservation]]
+    ) -> None:
+        backoff = Backoff()
+        while True:
+            held, version = self._held(name)
+            if not version:
+                return
+            try:
+                self._write_held(name, change(held), version)
+            except RefMoved:
+                backoff.wait()
+            else:
+                return
+
+    def _write_held(self, name: str, held: dict[str, _Reservation], version: int) -> None:
+        draft = Draft(self._space)
+        value = encode_json({span: msgspec.to_builtins(each) for span, each in held.items()})
+        draft.set_ref(name, value, scope=_SCOPE, expect=version or ABSENT)
+        self._engine.commit(draft.batch())
 
     def _commit(self, draft: Draft) -> None:
         self._engine.commit(draft.batch())
@@ -275,6 +420,23 @@ def _limits(budget: SharedBudget) -> dict[Measure, int]:
         "tool_calls": budget.tool_calls,
     }
     return {name: limit for name, limit in limits.items() if limit is not None}
+
+
+def _ref_of(budget: SharedBudget, key: str | None) -> str:
+    """Return the ref with the reservations for a key."""
+    return f"{RESERVED}{budget.name}/{zlib.crc32((key or '').encode()) % _SHARDS}"
+
+
+def _reservations(ref: Ref) -> dict[str, _Reservation]:
+    try:
+        return msgspec.convert(decode_json(ref.value), dict[str, _Reservation])
+    except (msgspec.ValidationError, ValueError) as error:
+        raise Corrupt(f"the reservations {ref.name!r} are corrupt ({error}); remove the budget") from None
+
+
+def _total(held: dict[str, _Reservation], key: str | None, limits: dict[Measure, int]) -> dict[Measure, int]:
+    own = [each.amounts for each in held.values() if each.key == key]
+    return {measure: sum(amounts.get(measure, 0) for amounts in own) for measure in limits}
 
 
 def _amount(usage: BudgetUsage, name: Measure) -> str:
@@ -300,10 +462,28 @@ def _validate(budget: SharedBudget) -> None:
         if type(given) is not int or given < 0:
             shown = budget.money if name == "money" else repr(given)
             raise InvalidInput(f"{name}={shown} is not a valid limit; use a number from 0")
+    if budget.strict:
+        _validate_strict(budget, limits)
+    elif budget.call_money_nanos is not None or budget.call_tokens is not None:
+        raise InvalidInput("call_money= and call_tokens= are for strict budgets; pass strict=True with them")
     if not 0 < budget.warn_at <= 1:
         raise InvalidInput(
             f"warn_at={budget.warn_at} is not a valid share; use a number above 0 and up to 1, such as 0.8"
         )
+
+
+def _validate_strict(budget: SharedBudget, limits: dict[Measure, int]) -> None:
+    if budget.action != "stop":
+        raise InvalidInput("a strict budget stops calls; leave out action=, or strict=True")
+    amounts: dict[Measure, int | None] = {"money": budget.call_money_nanos, "tokens": budget.call_tokens}
+    for measure, amount in amounts.items():
+        if (amount is not None) != (measure in limits):
+            raise InvalidInput(
+                f"a strict budget takes {measure}= and call_{measure}= together: the limit, and what a model "
+                "call may use at most"
+            )
+        if amount is not None and (type(amount) is not int or amount <= 0):
+            raise InvalidInput(f"call_{measure} must be more than 0: it is what a model call reserves")
 
 
 def _budget_from_ref(ref: Ref) -> SharedBudget:
@@ -336,13 +516,16 @@ class Guard:
         self._refresh_at = 0.0
         self._raised: set[str] = set()
 
-    def admit(self, context: RunContext, agent: str | None) -> None:
-        """Raise `BudgetExceeded` if the call must not be made; raise an alert when a budget runs out."""
+    def admit(self, context: RunContext, call: Span) -> None:
+        """Raise `BudgetExceeded` if the call must not be made; raise an alert when a budget runs out.
+
+        A call that a strict budget cannot be checked for, because the store fails, raises that error.
+        """
         if time.monotonic() >= self._refresh_at:
             self._refresh()
         if not self._budgets:
             return
-        caller = Caller(run=context.writer.run, thread=context.writer.thread, agent=agent)
+        caller = Caller(run=context.writer.run, thread=context.writer.thread, agent=call.agent)
         applicable = [budget for budget in self._budgets if budget.applies_to(caller)]
         if not applicable:
             return
@@ -351,6 +534,8 @@ class Guard:
         except TreeringError as error:  # the budgets apply to what is committed
             log.warning("what was recorded cannot be written, so budgets do not count it yet: %s", error)
         for budget in applicable:
+            if budget.strict:
+                continue  # reserved below, if the others agree
             try:
                 usage = self._shared.usage_of(budget, caller)
             except TreeringError as error:
@@ -360,6 +545,28 @@ class Guard:
                 self._raise_alert(usage, caller, context.writer.scope)
                 if usage.is_used_up and budget.action == "stop":
                     raise usage.error()
+        strict = [budget for budget in applicable if budget.strict]
+        if strict:
+            self._reserve(strict, caller, call, context.writer.scope)
+
+    def _reserve(self, budgets: Sequence[SharedBudget], caller: Caller, call: Span, scope: str) -> None:
+        """Reserve of all of these budgets, or of none."""
+        reserved: list[SharedBudget] = []
+        try:
+            for budget in budgets:
+                usage = self._shared.reserve(budget, caller, call.id, call.kind)
+                reserved.append(budget)
+                if usage is not None and usage.share >= budget.warn_at:
+                    self._raise_alert(usage, caller, scope)
+        except BaseException as error:
+            for budget in reserved:
+                with suppress(TreeringError):  # it then counts, although nothing is used
+                    self._shared.release(budget, caller, call.id)
+            if isinstance(error, BudgetExceeded):
+                usage = self._shared.usage_of(budgets[len(reserved)], caller)
+                if usage is not None and usage.share >= budgets[len(reserved)].warn_at:
+                    self._raise_alert(usage, caller, scope)
+            raise
 
     def refresh_soon(self) -> None:
         """Read the budgets again at the next call, because they were just changed."""

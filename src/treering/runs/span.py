@@ -126,8 +126,8 @@ def carry(function: Callable[P, R]) -> Callable[P, R]:
 class CallGate(Protocol):
     """Decides whether a model or tool call may start."""
 
-    def admit(self, context: RunContext, agent: str | None) -> None:
-        """Raise if the agent must not make another call in this run."""
+    def admit(self, context: RunContext, call: Span) -> None:
+        """Raise if this call of a model or tool, a span that is about to start, must not be made."""
         ...
 
 
@@ -338,7 +338,7 @@ class Span(RunNode):
             raise InvalidInput(f"span {self.name!r} was already started; create a new one")
         context = self._context
         if context.gate is not None and ts_us is None and self.kind in _CALLS:
-            context.gate.admit(context, self.agent)
+            context.gate.admit(context, self)
         self._started_us = context.clock.now_us() if ts_us is None else ts_us
         context.sink.put(self._write_open)
         return self

@@ -18,6 +18,7 @@ interface Budget {
   tokens: number | null;
   tool_calls: number | null;
   action: string;
+  strict: boolean;
 }
 
 interface BudgetLine {
@@ -116,7 +117,7 @@ function BudgetRow({ line: { budget, used, share, is_used_up: isUsedUp } }: { li
         {budget.every && `, every ${budget.every}`}
       </td>
       <td>
-        {limits.join(", ")} <span class="muted">then {budget.action}</span>
+        {limits.join(", ")} <span class="muted">{budget.strict ? "never exceeded" : `then ${budget.action}`}</span>
       </td>
       <td class={isUsedUp ? "bad" : ""}>
         {share === null ? <span class="muted">by {budget.per}</span> : describeUsage(used, budget)}

@@ -34,6 +34,8 @@ class BudgetLine(Struct, frozen=True, kw_only=True):
     budget: SharedBudget
     key: str | None = None
     used: dict[Measure, int] = {}
+    reserved: dict[Measure, int] = {}
+    """Of a strict budget: what running calls may still use."""
     share: float | None = None
     is_used_up: bool = False
 
@@ -56,6 +58,10 @@ class NewBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tool_calls: Count | None = None
     action: Action = "stop"
     warn_at: Annotated[float, Meta(gt=0, le=1)] = 0.8
+    strict: bool = False
+    """Never exceed it: each call first reserves what it may use (``call_money``, ``call_tokens``)."""
+    call_money: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    call_tokens: Annotated[int, Meta(ge=1, le=2**53)] | None = None
 
 
 class AlertsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,6 +133,9 @@ def set_budget(call: Call[None, NewBudget]) -> BudgetLine:
         tool_calls=new.tool_calls,
         action=new.action,
         warn_at=new.warn_at,
+        strict=new.strict,
+        call_money=new.call_money,
+        call_tokens=new.call_tokens,
     )
     return _line(made, None)
 
@@ -210,6 +219,7 @@ def _line(budget: SharedBudget, usage: BudgetUsage | None) -> BudgetLine:
         budget=budget,
         key=usage.key,
         used=dict(usage.used),
+        reserved=dict(usage.reserved),
         share=usage.share,
         is_used_up=usage.is_used_up,
     )
