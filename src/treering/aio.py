@@ -673,6 +673,9 @@ class AsyncThread:
         *,
         at: str | int | datetime | Checkpoint | AsyncCheckpoint | None = None,
         namespace: str | None = None,
+        messages: Sequence[Any] | None = None,
+        state: Mapping[str, Any] | None = None,
+        note: str | None = None,
     ) -> AsyncThread:
         """Async twin of `Thread.fork`."""
         return AsyncThread(
@@ -681,6 +684,9 @@ class AsyncThread:
                 new_id,
                 at=at.sync if isinstance(at, AsyncCheckpoint) else at,
                 namespace=namespace,
+                messages=messages,
+                state=state,
+                note=note,
             ),
             self._bridge,
         )

@@ -135,6 +135,35 @@ def test_a_fork_shares_its_past_and_then_diverges(store):
         thread.fork("bolder")
 
 
+def test_a_fork_can_begin_with_other_messages_and_another_state(store):
+    thread = store.thread("t")
+    for text in ("one", "two", "three"):
+        thread.append(say(text), state={"text": text})
+    fork = thread.fork("edited", at=1, messages=[say("one"), say("2")], state={"text": "2", "more": 1})
+    head = fork.load()
+    assert (head.messages, head.state, head.step, head.note) == (
+        [say("one"), say("2")],
+        {"text": "2", "more": 1},
+        1,
+        "edited",
+    )
+    assert fork.append(say("next")).messages == [say("one"), say("2"), say("next")]
+    assert thread.fork("other", at=1, state={}).load().messages == [say("one"), say("two")]
+    assert thread.at(1).state == {"text": "two"}
+    assert store.verify().ok
+
+
+def test_a_hook_may_veto_an_edited_fork(store):
+    thread = store.thread("t")
+    thread.append(say("one"))
+    store.hooks.add(
+        "pre_checkpoint_save", lambda request: False if "secret" in str(request.messages) else None
+    )
+    with pytest.raises(Vetoed):
+        thread.fork("edited", messages=[say("secret")])
+    assert store.thread("edited").get() is None
+
+
 def test_a_fork_costs_the_same_whatever_the_length(store):
     thread = sample_thread(store, steps=40)
     before = store.engine.stats(store.space)
@@ -293,7 +322,9 @@ def test_the_async_twin_does_the_same(tmp_path):
             assert await checkpoint.messages() == [say("a"), say("b")]
             assert [each.step async for each in thread.history()] == [1, 0]
             fork = await thread.fork("f", at=0)
-            return (await fork.head()).step
+            head = await fork.head()
+            assert head is not None
+            return head.step
 
     assert asyncio.run(main()) == 0
 

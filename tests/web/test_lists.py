@@ -134,6 +134,7 @@ def test_selected_runs_are_compared(page, sample_url):
     expect(page.locator("h1")).to_have_text("Compare")
     expect(page.locator("table.compare thead th")).to_have_count(3)
     expect(page.locator(".side-by-side")).to_be_visible()
+    expect(page.locator("tr", has_text="cost").locator(".delta")).to_have_text(re.compile(r"^\W\d+ %$"))
 
 
 def test_checkpoints_of_sandboxes_lead_to_their_files(page, own_store, tmp_path, monkeypatch):

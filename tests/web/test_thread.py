@@ -6,6 +6,8 @@ import json
 import re
 
 from playwright.sync_api import expect
+from tests.adapters.langgraph.test_pending import ask, graph
+from tests.web.conftest import axe_findings
 
 
 def open_thread(page, url, fragment=""):
@@ -65,6 +67,86 @@ def test_fork_makes_a_thread_that_shares_the_past(page, own_store):
     assert store.thread("support/alice/again").load().message_count == 1
 
 
+def test_a_message_is_edited_in_a_fork_that_goes_on_from_it(page, own_store):
+    store, url = own_store
+    open_thread(page, url)
+    message = page.locator(".said", has_text="Nothing came.")
+    message.hover()
+    message.get_by_role("button", name="Edit").click()
+    dialog = page.get_by_role("dialog", name="Edit message 3")
+    assert axe_findings(page) == []
+    dialog.get_by_label("Message", exact=True).fill("It came, thank you.")
+    dialog.get_by_role("button", name="Fork with this change").click()
+    expect(page.locator("h1")).to_have_text("support/alice-edited")
+    edited = store.thread("support/alice-edited").load()
+    assert [each["content"] for each in edited.messages] == [
+        "Where is my refund?",
+        "It was sent on Monday.",
+        "It came, thank you.",
+    ]
+    assert edited.state == store.thread("support/alice").load().state
+    assert store.thread("support/alice").load().message_count == 5
+    page.get_by_role("link", name="Diff").click()
+    expect(page.locator(".change.added")).to_contain_text("It came, thank you.")
+
+
+def test_what_follows_an_edited_message_can_be_kept(page, own_store):
+    store, url = own_store
+    open_thread(page, url)
+    message = page.locator(".said", has_text="Where is my refund?")
+    message.hover()
+    message.get_by_role("button", name="Edit").click()
+    page.get_by_label("Message", exact=True).fill("Where is my parcel?")
+    page.get_by_label("Keep the 4 messages after it").check()
+    page.get_by_label("Id of the new thread").fill("support/parcel")
+    page.get_by_role("button", name="Fork with this change").click()
+    expect(page.locator("h1")).to_have_text("support/parcel")
+    messages = store.thread("support/parcel").load().messages
+    assert [messages[0]["content"], len(messages)] == ["Where is my parcel?", 5]
+
+
+def test_the_state_is_edited_in_a_fork(page, own_store):
+    store, url = own_store
+    open_thread(page, url, "?tab=state")
+    page.get_by_role("button", name="Edit and fork").click()
+    page.get_by_label("State (JSON)").fill("{")
+    page.get_by_role("button", name="Fork with this change").click()
+    expect(page.get_by_role("dialog")).to_contain_text("This is not JSON")
+    page.get_by_label("State (JSON)").fill('{"todos": []}')
+    page.get_by_role("button", name="Fork with this change").click()
+    expect(page.locator("h1")).to_have_text("support/alice-edited")
+    assert store.thread("support/alice-edited").load().state == {"todos": []}
+
+
+def test_a_graph_that_waits_is_answered(page, own_store):
+    store, url = own_store
+    waits = graph(store, ask)
+    config = {"configurable": {"thread_id": "graph"}}
+    waits.invoke({"said": []}, config)
+    page.goto(f"{url}/ui/#/threads/graph")
+    pending = page.locator(".pending")
+    expect(pending).to_contain_text("Send it?")
+    pending.get_by_role("button", name="Answer").click()
+    pending.get_by_label("Answer (JSON)").fill('{"amount": 7}')
+    pending.get_by_role("button", name="Send answer").click()
+    expect(pending).to_have_count(0)
+    assert waits.invoke(None, config)["said"] == [{"amount": 7}]
+
+
+def test_a_thread_shows_its_runs_and_what_they_cost(page, own_store):
+    store, url = own_store
+    for number in range(2):
+        with store.run(agent="support", thread="support/alice", id=f"of-alice-{number}") as run:
+            run.message("assistant", "Sent.", usage={"output": 50}, cost="0.25", currency="EUR")
+    store.flush()
+    open_thread(page, url)
+    page.get_by_role("link", name="Runs", exact=True).last.click()
+    expect(page.locator(".lede")).to_contain_text("€0.5000 2 runs, 100 tokens")
+    page.locator(".runs-of-thread").get_by_role("link", name="support").first.click()
+    expect(page.locator("h1")).to_have_text("support")
+    expect(page.get_by_role("link", name="support/alice")).to_be_visible()
+
+
 def test_rewind_asks_first_and_then_moves_the_head(page, own_store):
     store, url = own_store
     before = store.thread("support/alice").head.id
@@ -100,7 +182,7 @@ def test_a_decision_is_denied(page, own_store):
 def test_a_decision_is_edited_and_must_be_json(page, own_store):
     store, url = own_store
     open_thread(page, url)
-    page.get_by_role("button", name="Edit", exact=True).click()
+    page.locator(".pending").get_by_role("button", name="Edit", exact=True).click()
     text = page.get_by_label("Replacement value")
     payload = json.loads(text.input_value())
     text.fill("{")

@@ -17,6 +17,7 @@ the value itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
@@ -73,6 +74,9 @@ _ROLES: Final = {
 """Other names of the usual roles."""
 
 _SPEAKERS: Final = frozenset({"user", "assistant", "system", "tool"})
+
+_TERMINAL: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
+"""Colours and titles in what a program printed."""
 
 _MAX_DEPTH: Final = 8
 """How deep a message may be wrapped in others; what is deeper is shown as data."""
@@ -138,7 +142,7 @@ def preview_value(value: Any, limit: int = 120) -> str:
 
 
 def _flat(text: str, limit: int) -> str:
-    flat = " ".join(text.split())
+    flat = " ".join(_TERMINAL.sub("", text).split())
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 

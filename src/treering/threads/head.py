@@ -294,11 +294,32 @@ class Head:
                 self._state = structs.replace(self._state, checkpoint=answered)
             return answered
 
-    def begin_as(self, origin: CheckpointRecord) -> CheckpointRecord:
-        """Begin a new thread with a copy of a checkpoint, which becomes its parent."""
+    def begin_as(
+        self,
+        origin: CheckpointRecord,
+        *,
+        messages: Sequence[Any] | None = None,
+        state: Mapping[str, Any] | None = None,
+        note: str | None = None,
+    ) -> CheckpointRecord:
+        """Begin a new thread with a copy of a checkpoint, which becomes its parent.
+
+        ``messages`` and ``state`` take the place of what the copy would have. What a framework keeps in the
+        metadata stays, so that it does next what it would have done at the original.
+        """
         with self._lock:
             try:
-                checkpoint = self._save(self._copy(origin))
+                new = self._copy(origin)
+                if messages is not None:
+                    channel = Channel(origin.lists.get(MESSAGES))
+                    change, _ = channel.replace(self._engine, self._space, messages)
+                    new = structs.replace(new, lists={MESSAGES: change})
+                if state is not None:
+                    record = structs.replace(new.record, state={})
+                    new = structs.replace(new, record=record, state=state, previous_state=origin.state)
+                if note is not None:
+                    new = structs.replace(new, record=structs.replace(new.record, note=note))
+                checkpoint = self._save(new)
             except ThreadMoved:
                 raise Conflict(
                     f"thread {self._thread_id!r} already exists; choose another id for the fork"

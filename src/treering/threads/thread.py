@@ -496,13 +496,31 @@ class Thread:
         *,
         at: str | int | datetime | Checkpoint | None = None,
         namespace: str | None = None,
+        messages: Sequence[Any] | None = None,
+        state: Mapping[str, Any] | None = None,
+        note: str | None = None,
     ) -> Thread:
-        """Start a new thread at a checkpoint of this one. They share their past; O(1) in its length."""
+        """Start a new thread at a checkpoint of this one. They share their past; O(1) in its length.
+
+        ``messages`` and ``state`` begin it with other messages or another state (the whole of it), as if
+        they had been so at that checkpoint: a graph goes on from there with what it would have done next.
+        """
         checkpoint = self.head if at is None else self.at(at)
         if checkpoint is None:
             raise NotFound(f"thread {self.id!r} was never saved; there is nothing to fork")
         other = self._sibling(new_id, self.namespace if namespace is None else namespace)
-        other._head.begin_as(checkpoint.record)  # noqa: SLF001 - another thread of the same class
+        if messages is None and state is None:
+            other._head.begin_as(checkpoint.record, note=note)  # noqa: SLF001 - another thread of this class
+            return other
+        request = other._request(  # noqa: SLF001
+            messages=messages, state=state, note=note or "edited", previous=lambda: checkpoint
+        )
+        other._head.begin_as(  # noqa: SLF001
+            checkpoint.record, messages=request.messages, state=request.state, note=request.note
+        )
+        head = other.head
+        if head is not None:
+            self._hooks.after_save(other._event(head))  # noqa: SLF001
         return other
 
     def delete(self, *, cascade: bool = False) -> Cleaned:

@@ -156,3 +156,23 @@ def test_the_approval_of_a_tool_call_is_given_from_outside(store, decision, sent
     thread.resume(decision, value=value)
     assert agent.invoke(None, CONFIG)["messages"][-1].content == "Done."
     assert done == sent
+
+
+def plan(state: State) -> State:  # noqa: ARG001 - as LangGraph calls it
+    return {"said": ["planned"]}
+
+
+def do(state: State) -> State:
+    return {"said": [f"did {state.get('said', [''])[-1]}"]}
+
+
+def test_a_graph_goes_on_from_an_edited_fork_with_what_it_would_have_done_next(store):
+    steps = graph(store, plan, do)
+    steps.invoke({"said": ["hello"]}, CONFIG)
+    thread = store.thread("alice")
+    planned = next(each for each in thread.history() if each.state.get("said") == ["hello", "planned"])
+    thread.fork("edited", at=planned, state={**planned.state, "said": ["hello", "planned otherwise"]})
+    edited: Any = {"configurable": {"thread_id": "edited"}}
+    assert steps.get_state(edited).next == ("do",)
+    assert steps.invoke(None, edited)["said"] == ["hello", "planned otherwise", "did planned otherwise"]
+    assert steps.get_state(CONFIG).values["said"] == ["hello", "planned", "did planned"]

@@ -140,6 +140,10 @@ export interface ThreadOverview extends ThreadLine {
 export interface Interrupt {
   id: string;
   payload: unknown;
+  /** Of a graph: what decisions are to it. */
+  answer?: { values: Record<string, unknown> };
+  /** What else the graph waits for. */
+  others?: Interrupt[];
 }
 
 export interface CheckpointSummary {

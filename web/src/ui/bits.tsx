@@ -2,7 +2,7 @@
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 
-import { ago, brief, stamp } from "../base/format";
+import { ago, brief, stamp, visible } from "../base/format";
 import { href, type Query } from "../base/route";
 import type { Said } from "../base/shapes";
 
@@ -29,8 +29,8 @@ export function Status({ status }: { status: string | null | undefined }) {
 /** The beginning of a message: who says it, and what. */
 export function SaidLine({ said }: { said: Said }) {
   return (
-    <span class="snippet" title={said.text}>
-      <b>{said.role}</b> {said.text}
+    <span class="snippet" title={visible(said.text)}>
+      <b>{said.role}</b> {visible(said.text)}
     </span>
   );
 }

@@ -32,7 +32,7 @@ function useRich(): Rich | undefined {
 }
 
 /** A message with its role, its parts, and buttons to copy it and to see it as it was saved. */
-export function Message({ message, source }: { message: ReadMessage; source?: unknown }) {
+export function Message({ message, source, onEdit }: { message: ReadMessage; source?: unknown; onEdit?: () => void }) {
   const [isRaw, setRaw] = useState(false);
   const who = message.name && message.role !== "tool" ? `${message.role} · ${message.name}` : message.role;
   const text = isRaw ? JSON.stringify(source, null, 2) : message.parts.map(plain).filter(Boolean).join("\n\n");
@@ -45,6 +45,11 @@ export function Message({ message, source }: { message: ReadMessage; source?: un
           {source !== undefined && (
             <button type="button" class="quiet" aria-pressed={isRaw} onClick={() => setRaw(!isRaw)}>
               JSON
+            </button>
+          )}
+          {onEdit && (
+            <button type="button" class="quiet" onClick={onEdit}>
+              Edit
             </button>
           )}
         </span>

@@ -110,12 +110,12 @@ function Runs({ ids }: { ids: readonly string[] }) {
         rows={[
           ["status", runs.map((each) => <Status status={each.run.status} />)],
           ["began", runs.map((each) => <Time at={each.run.started_at_us} />)],
-          ["took", runs.map((each) => duration(each.duration_us))],
-          ["tokens", runs.map((each) => count(tokensOf(each.usage)))],
-          ["from cache", runs.map((each) => count(each.usage.cache_read ?? 0))],
-          ["cost", runs.map((each) => moneys(amounts(each.cost)))],
-          ["errors", runs.map((each) => <span class={each.errors ? "bad" : ""}>{exact(each.errors)}</span>)],
-          ...kinds.map((kind) => [kind, runs.map((each) => exact(each.steps[kind] ?? 0))] as const),
+          ["took", measured(runs, (each) => each.duration_us, duration)],
+          ["tokens", measured(runs, (each) => tokensOf(each.usage), count)],
+          ["from cache", measured(runs, (each) => each.usage.cache_read ?? 0, count, { isBetter: "more" })],
+          ["cost", measured(runs, (each) => nanosOf(each.cost, runs[0]!.cost), (_, each) => moneys(amounts(each.cost)))],
+          ["errors", measured(runs, (each) => each.errors, (_, each) => <span class={each.errors ? "bad" : ""}>{exact(each.errors)}</span>)],
+          ...kinds.map((kind) => [`${kind} steps`, measured(runs, (each) => each.steps[kind] ?? 0, exact, { isBetter: null })] as const),
         ]}
       />
       {found.divergences.map((divergence, index) => (
@@ -168,12 +168,20 @@ function Agents({ names }: { names: readonly string[] }) {
               ["runs", agents.map((each) => exact(each.runs))],
               ["failed runs", agents.map((each) => <span class={each.failed_runs ? "bad" : ""}>{exact(each.failed_runs)}</span>)],
               ["tokens", agents.map((each) => count(tokensOf(each.cost.usage)))],
-              ["tokens a run", agents.map((each) => (each.runs ? count(Math.round(tokensOf(each.cost.usage) / each.runs)) : "–"))],
+              ["tokens a run", measured(agents, (each) => (each.runs ? Math.round(tokensOf(each.cost.usage) / each.runs) : null), count)],
               ["cost", agents.map((each) => moneys(amounts(each.cost)))],
+              [
+                "cost a run",
+                measured(
+                  agents,
+                  (each) => (each.runs ? (nanosOf(each.cost, agents[0]!.cost) ?? 0) / each.runs : null),
+                  (_, each) => moneys(amounts(each.cost).map(({ currency, amount }) => ({ currency, amount: Number(amount) / each.runs }))),
+                ),
+              ],
               ["steps", agents.map((each) => exact(each.steps))],
               ["errors", agents.map((each) => <span class={each.errors ? "bad" : ""}>{exact(each.errors)}</span>)],
-              ["half of the runs within", agents.map((each) => duration(each.latency?.p50_us))],
-              ["95 % of the runs within", agents.map((each) => duration(each.latency?.p95_us))],
+              ["half of the runs within", measured(agents, (each) => each.latency?.p50_us ?? null, duration)],
+              ["95 % of the runs within", measured(agents, (each) => each.latency?.p95_us ?? null, duration)],
             ]}
           />
           {isPartial && <p class="muted">Latencies and failures are computed from the newest events only.</p>}
@@ -229,6 +237,35 @@ function StepBox({ step, run }: { step: Step | null; run: string }) {
       <p class="text">{step.text}</p>
     </div>
   );
+}
+
+/** Each value, and how much more or less it is than that of the first. */
+function measured<T>(
+  each: readonly T[],
+  valueOf: (one: T) => number | null,
+  show: (value: number | null, one: T) => ComponentChildren,
+  { isBetter = "less" }: { isBetter?: "less" | "more" | null } = {},
+): ComponentChildren[] {
+  const base = valueOf(each[0]!);
+  return each.map((one, index) => {
+    const value = valueOf(one);
+    const isComparable = index > 0 && value !== null && base !== null && value !== base;
+    if (!isComparable) return show(value, one);
+    const share = base === 0 ? null : Math.round((value / base - 1) * 100);
+    const kind = isBetter === null ? "muted" : value < base === (isBetter === "less") ? "better" : "worse";
+    const words = share === null ? "from nothing" : share === 0 ? "about the same" : `${share > 0 ? "+" : "−"}${exact(Math.abs(share))} %`;
+    return (
+      <>
+        {show(value, one)} <small class={`delta ${kind}`}>{words}</small>
+      </>
+    );
+  });
+}
+
+/** The cost in the first currency of another. */
+function nanosOf(spent: Spent, other: Spent): number | null {
+  const currency = Object.keys(other.nanos)[0] ?? Object.keys(spent.nanos)[0];
+  return currency === undefined ? null : (spent.nanos[currency] ?? 0);
 }
 
 function amounts(spent: Spent): Amount[] {

@@ -214,11 +214,17 @@ class NewCheckpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class NewFork(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The id of the new thread, and the checkpoint where it begins (default: the head)."""
+    """The id of the new thread, and the checkpoint where it begins (default: the head).
+
+    ``messages`` and ``state`` begin it with other messages or another state, each as a whole.
+    """
 
     new_id: Annotated[str, Meta(min_length=1)]
     at: Which | None = None
     namespace: str | None = None
+    messages: list[Any] | None = None
+    state: dict[str, Any] | None = None
+    note: str | None = None
 
 
 class Back(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -475,7 +481,14 @@ def fork_thread(call: Call[Where, NewFork]) -> ThreadLine:
     body = call.body
     thread = _thread(call)
     at = None if body.at is None else _at(thread, body.at)
-    fork = thread.fork(body.new_id, at=at, namespace=body.namespace)
+    fork = thread.fork(
+        body.new_id,
+        at=at,
+        namespace=body.namespace,
+        messages=body.messages,
+        state=body.state,
+        note=body.note,
+    )
     found = thread_info(call.store.engine, call.store.space, fork.id, fork.namespace)
     if found is None:
         raise NotFound(f"thread {fork.id!r} was removed as soon as it was there")

@@ -9,6 +9,8 @@ import { snapshotId, type CheckpointContent, type Difference, type EffectPage } 
 import { Copy, Id, Tabs, Tags, Time } from "../../ui/bits";
 import { Confirm } from "../../ui/dialog";
 import { Patch } from "../../ui/diff";
+import { ThreadRuns } from "./runs";
+import { EditMessage, EditState } from "./edit";
 import { Value } from "../../ui/json";
 import { Message } from "../../ui/message";
 import { Rows } from "../../ui/rows";
@@ -18,14 +20,16 @@ import { FileChanges } from "../workspace/changes";
 import type { Grown, Node } from "./growth";
 import { Pending } from "./pending";
 
-type Tab = "messages" | "state" | "files" | "diff";
+type Tab = "messages" | "state" | "files" | "diff" | "runs";
 type Asking = "fork" | "rewind" | null;
 
 export function Inspector({ grown, node, onChange }: { grown: Grown; node: Node; onChange: () => void }) {
   const { query } = route.value;
   const { checkpoint } = node;
-  const tab = (["state", "files", "diff"].find((each) => each === query["tab"]) ?? "messages") as Tab;
+  const tab = (["state", "files", "diff", "runs"].find((each) => each === query["tab"]) ?? "messages") as Tab;
   const [asking, ask] = useState<Asking>(null);
+  // Names that begin with _ are a framework's own bookkeeping.
+  const metadata = Object.fromEntries(Object.entries(checkpoint.metadata).filter(([name]) => !name.startsWith("_")));
   const content = useGet<CheckpointContent>(
     at(["threads", checkpoint.thread, "checkpoints", checkpoint.id], { namespace: checkpoint.namespace, readable: true }),
   );
@@ -56,9 +60,9 @@ export function Inspector({ grown, node, onChange }: { grown: Grown; node: Node;
         </p>
       </header>
       {checkpoint.pending_interrupt && node.isHead && <Pending checkpoint={checkpoint} onDone={onChange} />}
-      {Object.keys(checkpoint.metadata).length > 0 && (
+      {Object.keys(metadata).length > 0 && (
         <div class="box metadata">
-          <Value name="metadata" value={checkpoint.metadata} open={false} />
+          <Value name="metadata" value={metadata} open={false} />
         </div>
       )}
       <Tabs
@@ -70,11 +74,14 @@ export function Inspector({ grown, node, onChange }: { grown: Grown; node: Node;
           ["state", "State"],
           ["files", "Files"],
           ["diff", "Diff"],
+          ["runs", "Runs"],
         ]}
       />
       <div class="inspector-body">
         {tab === "diff" ? (
           <Compare grown={grown} node={node} />
+        ) : tab === "runs" ? (
+          <ThreadRuns thread={checkpoint.thread} namespace={checkpoint.namespace} />
         ) : (
           <Answer asked={content} what="Loading checkpoint">
             {(whole) => (
@@ -101,33 +108,45 @@ export function Inspector({ grown, node, onChange }: { grown: Grown; node: Node;
 }
 
 function Messages({ content }: { content: CheckpointContent }) {
+  const [edited, edit] = useState<number | null>(null);
   if (content.messages.length === 0) return <Empty title="No messages">This checkpoint has no messages.</Empty>;
   return (
-    <Rows
-      class="conversation"
-      label="Messages"
-      items={content.readable}
-      height={84}
-      measured
-      tail
-      keys={false}
-      idOf={(_, index) => String(index)}
-      row={(message, index) => <Message message={message} source={content.messages[index]} />}
-    />
+    <>
+      <Rows
+        class="conversation"
+        label="Messages"
+        items={content.readable}
+        height={84}
+        measured
+        tail
+        keys={false}
+        idOf={(_, index) => String(index)}
+        row={(message, index) => (
+          <Message message={message} source={content.messages[index]} onEdit={() => edit(index)} />
+        )}
+      />
+      {edited !== null && <EditMessage content={content} index={edited} onClose={() => edit(null)} />}
+    </>
   );
 }
 
 function State({ content }: { content: CheckpointContent }) {
   const lists = Object.entries(content.lists);
+  const [isEdited, edit] = useState(false);
   if (Object.keys(content.state).length === 0 && lists.length === 0) {
     return <Empty title="No state">Pass state= when you save a checkpoint to store values with the messages.</Empty>;
   }
   return (
     <div class="scroll" tabIndex={0} role="group" aria-label="State">
+      <p class="buttons tight">
+        <Copy text={JSON.stringify(content.state, null, 2)} />
+        <button type="button" class="quiet" onClick={() => edit(true)}>
+          Edit and fork
+        </button>
+      </p>
+      {isEdited && <EditState content={content} onClose={() => edit(false)} />}
       <div class="box">
-        {Object.entries(content.state).map(([name, value]) => (
-          <Value key={name} name={name} value={value} />
-        ))}
+        <Value value={content.state} open search />
       </div>
       {lists.map(([name, items]) => (
         <div class="box" key={name}>

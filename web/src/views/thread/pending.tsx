@@ -8,6 +8,9 @@ import { Value } from "../../ui/json";
 
 export function Pending({ checkpoint, onDone }: { checkpoint: CheckpointSummary; onDone: () => void }) {
   const waiting = checkpoint.pending_interrupt!;
+  // A graph is answered with a value of its own, of which its adapter says what it looks like.
+  const start = waiting.answer?.values["edit"] ?? waiting.payload;
+  const others = waiting.others?.length ?? 0;
   const [text, setText] = useState<string | null>(null);
   const [trouble, setTrouble] = useState("");
   const [busy, setBusy] = useState(false);
@@ -34,14 +37,16 @@ export function Pending({ checkpoint, onDone }: { checkpoint: CheckpointSummary;
   };
   return (
     <section class="pending" aria-label="Pending approval">
-      <h3>Pending approval</h3>
+      <h3>
+        Pending approval {others > 0 && <small class="muted">and {others} more after it</small>}
+      </h3>
       {text === null ? (
         <div class="box">
           <Value value={waiting.payload} open />
         </div>
       ) : (
         <label class="field">
-          Replacement value (JSON)
+          {waiting.answer ? "Answer (JSON)" : "Replacement value (JSON)"}
           <textarea rows={6} spellcheck={false} value={text} onInput={(event) => setText(event.currentTarget.value)} />
         </label>
       )}
@@ -59,14 +64,14 @@ export function Pending({ checkpoint, onDone }: { checkpoint: CheckpointSummary;
             <button type="button" class="danger" disabled={busy} onClick={() => decide("deny")}>
               Deny
             </button>
-            <button type="button" disabled={busy} onClick={() => setText(JSON.stringify(waiting.payload, null, 2))}>
-              Edit
+            <button type="button" disabled={busy} onClick={() => setText(JSON.stringify(start, null, 2))}>
+              {waiting.answer ? "Answer …" : "Edit"}
             </button>
           </>
         ) : (
           <>
             <button type="button" class="primary" disabled={busy} onClick={() => decide("edit")}>
-              Approve edited
+              {waiting.answer ? "Send answer" : "Approve edited"}
             </button>
             <button type="button" class="quiet" onClick={() => setText(null)}>
               Cancel
