@@ -38,6 +38,7 @@ from treering.memory.documents import (
     MemoryContext,
     MemoryDiff,
     MemoryDocument,
+    MemoryPage,
     MemorySearch,
     MemoryVersion,
     Provenance,
@@ -57,7 +58,7 @@ from treering.runs.replay import ReplayStep
 from treering.runs.run import Run, RunInfo
 from treering.runs.search import SearchResult
 from treering.runs.timeline import Timeline, TimelineEvent, TimelineFilter, TimelinePage
-from treering.schedules.schedules import Schedules
+from treering.schedules.schedules import Schedules, TaskPage
 from treering.schedules.tasks import CatchUp, OccurrenceReport, Overlap, Policy, Task
 from treering.schedules.worker import Handler, Worker
 from treering.state.state import JsonStore, State, StateChange, StateEntry
@@ -68,7 +69,7 @@ from treering.threads.chats import Chat, ChatLine, ChatLog
 from treering.threads.checkpoint import Checkpoint
 from treering.threads.compaction import Compaction, CompactView, Summary, Tokenizer, View
 from treering.threads.diff import Changes, Difference
-from treering.threads.directory import ThreadInfo
+from treering.threads.directory import ThreadInfo, ThreadPage
 from treering.threads.hooks import Hooks
 from treering.threads.removal import Cleaned
 from treering.threads.thread import Actions, Decision, Thread
@@ -79,7 +80,7 @@ from treering.workspaces.restore import LinkPolicy, RestoreResult
 from treering.workspaces.scan import FileProgress, Limits
 from treering.workspaces.snapshot import SnapshotWriter, StagedSnapshot
 from treering.workspaces.virtual_fs import FileInfo, GrepMatch, MountAccess, VirtualFiles
-from treering.workspaces.workspace import SnapshotInfo, T, Workspace
+from treering.workspaces.workspace import SnapshotInfo, SnapshotPage, T, Workspace
 
 
 class AsyncStore:
@@ -147,6 +148,25 @@ class AsyncStore:
             self._store.threads, namespace=namespace, prefix=prefix, containing=containing
         ):
             yield each
+
+    async def thread_page(
+        self,
+        *,
+        namespace: str | None = "",
+        prefix: str = "",
+        containing: str = "",
+        first: int = 100,
+        cursor: str | None = None,
+    ) -> ThreadPage:
+        """Async twin of `Store.thread_page`."""
+        return await self._bridge.call(
+            self._store.thread_page,
+            namespace=namespace,
+            prefix=prefix,
+            containing=containing,
+            first=first,
+            cursor=cursor,
+        )
 
     def chat(self, channel: str, chat_id: str | int, namespace: str | None = None) -> AsyncChat:
         """Async twin of `Store.chat`."""
@@ -1793,9 +1813,9 @@ class AsyncMemory:
         """Async twin of `Memory.with_embedder`."""
         return AsyncMemory(self._memory.with_embedder(embedder), self._bridge)
 
-    async def namespaces(self) -> AsyncIterator[str]:
+    async def namespaces(self, *, after: str | None = None) -> AsyncIterator[str]:
         """Async twin of `Memory.namespaces`."""
-        async for each in self._bridge.iterate(self._memory.namespaces):
+        async for each in self._bridge.iterate(self._memory.namespaces, after=after):
             yield each
 
     async def save(
@@ -1885,6 +1905,29 @@ class AsyncMemory:
             filter=filter,
             include_expired=include_expired,
             limit=limit,
+        )
+
+    async def page(
+        self,
+        *,
+        tags: Iterable[str] = (),
+        match: TagMatch = "any",
+        auto_load: bool | None = None,
+        prefix: str = "",
+        include_expired: bool = False,
+        first: int = 100,
+        cursor: str | None = None,
+    ) -> MemoryPage:
+        """Async twin of `Memory.page`."""
+        return await self._bridge.call(
+            self._memory.page,
+            tags=tags,
+            match=match,
+            auto_load=auto_load,
+            prefix=prefix,
+            include_expired=include_expired,
+            first=first,
+            cursor=cursor,
         )
 
     async def search(
@@ -2065,6 +2108,10 @@ class AsyncSchedules:
     async def list_tasks(self, *, all: bool = False) -> Sequence[Task]:
         """Async twin of `Schedules.list_tasks`."""
         return await self._bridge.call(self._schedules.list_tasks, all=all)
+
+    async def task_page(self, *, all: bool = False, first: int = 100, cursor: str | None = None) -> TaskPage:
+        """Async twin of `Schedules.task_page`."""
+        return await self._bridge.call(self._schedules.task_page, all=all, first=first, cursor=cursor)
 
     async def preview(self, task_id: str, count: int = 5) -> Sequence[datetime]:
         """Async twin of `Schedules.preview`."""
@@ -2364,6 +2411,12 @@ class AsyncWorkspace:
         """Async twin of `Workspace.snapshots`."""
         async for each in self._bridge.iterate(self._workspace.snapshots, name=name, last=last):
             yield each
+
+    async def snapshot_page(
+        self, *, name: str | Path | None = None, first: int = 100, cursor: str | None = None
+    ) -> SnapshotPage:
+        """Async twin of `Workspace.snapshot_page`."""
+        return await self._bridge.call(self._workspace.snapshot_page, name=name, first=first, cursor=cursor)
 
     def files(
         self, root: str | Path, *, mounts: Mapping[str, tuple[str | Path, MountAccess]] | None = None

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from treering.state.state import State
     from treering.threads.chats import Chat
     from treering.threads.diff import Changes
-    from treering.threads.directory import ThreadInfo
+    from treering.threads.directory import ThreadInfo, ThreadPage
     from treering.threads.transcripts import Transcript
     from treering.workspaces.workspace import Workspace
 
@@ -161,12 +161,39 @@ class Store:
     ) -> Iterator[ThreadInfo]:
         """List threads, newest first: those of a namespace (``None``: of all) with this id prefix.
 
-        ``containing`` selects ids that have this text anywhere, in any case.
+        ``containing`` selects ids that have this text anywhere, in any case. Threads are read a page at a
+        time; one that is saved meanwhile moves to the front. `thread_page` returns single pages.
         """
-        from treering.threads.directory import list_threads
+        from treering.threads.directory import each_thread
 
-        yield from list_threads(
+        yield from each_thread(
             self._engine, self._space, namespace=namespace, prefix=prefix, containing=containing
+        )
+
+    def thread_page(
+        self,
+        *,
+        namespace: str | None = "",
+        prefix: str = "",
+        containing: str = "",
+        first: int = 100,
+        cursor: str | None = None,
+    ) -> ThreadPage:
+        """Return one page of `threads`, and the cursor of the next one.
+
+        A page takes the same time in a store of any size. So with ``prefix`` or ``containing`` it may be
+        short or empty and still have a cursor.
+        """
+        from treering.threads.directory import thread_page
+
+        return thread_page(
+            self._engine,
+            self._space,
+            namespace=namespace,
+            prefix=prefix,
+            containing=containing,
+            first=first,
+            cursor=cursor,
         )
 
     def chat(self, channel: str, chat_id: str | int, namespace: str | None = None) -> Chat:

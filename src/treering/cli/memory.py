@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -93,14 +94,18 @@ def list_documents(
     match: Annotated[Literal["any", "all"], typer.Option(help="Match any of the tags, or all.")] = "any",
     prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only ids with this prefix.")] = "",
     expired: Annotated[bool, typer.Option("--expired", help="Include expired documents.")] = False,
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Maximum number; 0 for all.")] = 0,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """List documents."""
+    """List documents, by id."""
     with place.existing() as opened:
         memory = _memory(opened, user_namespace)
-        documents = memory.query(tags=tag or (), match=match, prefix=prefix, include_expired=expired)
-        elsewhere = [] if documents or user_namespace else [name for name in memory.namespaces() if name]
+        documents = memory.query(
+            tags=tag or (), match=match, prefix=prefix, include_expired=expired, limit=limit or None
+        )
+        named = islice((name for name in memory.namespaces() if name), 20)
+        elsewhere = [] if documents or user_namespace else list(named)
     if elsewhere:
         say(f"note: no documents here; see --user-namespace {clean(', '.join(elsewhere[:20]))}")
     show([_to_dict(each) for each in documents], _table(documents), as_json=as_json)

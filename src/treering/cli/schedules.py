@@ -49,13 +49,21 @@ def add_to(app: typer.Typer) -> None:
 def list_tasks(
     *,
     all: Annotated[bool, typer.Option("--all", help="Include done and cancelled tasks.")] = False,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Maximum number of tasks, oldest first; 0 for all.")
+    ] = 200,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """List scheduled tasks, oldest first."""
     with place.existing() as opened:
-        tasks = opened.schedules.in_namespace(user_namespace).list_tasks(all=all)
+        schedules = opened.schedules.in_namespace(user_namespace)
+        if limit:
+            page = schedules.task_page(all=all, first=limit)
+            tasks, has_more = page.tasks, page.cursor is not None
+        else:
+            tasks, has_more = schedules.list_tasks(all=all), False
     table = [("id", "when", "next run", "last run", "status", "prompt")]
     table += [
         (
@@ -69,6 +77,8 @@ def list_tasks(
         for task in tasks
     ]
     show([_task(task) for task in tasks], rows(table), as_json=as_json)
+    if has_more and not as_json:
+        say("... and younger ones (--limit 0 lists all)")
 
 
 @takes_store

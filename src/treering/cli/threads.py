@@ -159,7 +159,7 @@ def threads(
     with place.existing() as opened:
         found = opened.threads(namespace=user_namespace, prefix=prefix, containing=containing)
         shown = list(islice(found, limit or None))
-        more = sum(1 for _ in found)
+        more = next(found, None) is not None
         summaries = summarize(opened.engine, opened.space, shown)
     listed: list[dict[str, Any]] = []
     table = [["THREAD", "NAMESPACE", "STEP", "MESSAGES", "COST", "UPDATED", "LAST MESSAGE"]]
@@ -191,7 +191,7 @@ def threads(
     lines = rows(table) if listed else ["no matching threads" if is_filtered else "no threads yet"]
     show(listed, lines, as_json=as_json)
     if more and not as_json:
-        say(f"... and {more} older (--limit 0 lists all)")
+        say("... and older ones (--limit 0 lists all)")
     damaged = sum(each.head is None for each in summaries)
     if damaged:
         say(f"{damaged} threads cannot be read; run `treering verify`, then restore from a backup")

@@ -501,10 +501,10 @@ def _sums(spent: Spent) -> tuple[str, str, str]:
 
 
 def _chosen(opened: Store, names: list[str], user_namespace: str) -> list[ThreadInfo]:
-    from treering.threads.directory import Finder
+    from treering.threads.directory import Finder, all_threads
 
     if not names:
-        found = opened.threads(namespace=user_namespace or None)
+        found = all_threads(opened.engine, opened.space, namespace=user_namespace or None)
         return sorted(found, key=lambda each: (each.created_at_us, each.namespace, each.id))
     finder = Finder(opened.engine, opened.space, user_namespace)
     return [finder.thread(name) for name in dict.fromkeys(names)]

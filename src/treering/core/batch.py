@@ -123,11 +123,26 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     links: tuple[Address, ...] = ()
 
 
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a ref is listed, in the order of ``at_us``, and what it can be filtered by (see `ListQuery`).
+
+    Without ``at_us``, a ref is listed at the time of the commit that set it.
+    """
+
+    list: str
+    namespace: str = ""
+    at_us: int | None = None
+    agent: str | None = None
+    status: str | None = None
+    thread: str | None = None
+
+
 class Set(msgspec.Struct, frozen=True, kw_only=True, tag="set"):
     """Set the value of a ref; ``links`` are the addresses that it keeps alive."""
 
     value: bytes
     links: tuple[Address, ...] = ()
+    listing: Listing | None = None
 
 
 _TOTAL_BITS: Final = 63
@@ -449,11 +464,23 @@ def _check_change(
             )
         if move.links:
             named += [_check_address(address, batch) for address in move.links if address not in own_slots]
+        if move.listing is not None:
+            _check_listing(change.name, move.listing)
     elif isinstance(move, Add) and (abs(move.delta) | abs(move.ceiling or 0)) >> NUMBER_BITS:
         raise InvalidInput(
             f"ref {change.name!r} cannot add {move.delta} up to {move.ceiling}; "
             f"use numbers of at most {NUMBER_BITS} bits"
         )
+
+
+def _check_listing(name: str, listing: Listing) -> None:
+    check_id(listing.list, f"list of ref {name!r}")
+    for what in ("namespace", "agent", "status", "thread"):
+        word = getattr(listing, what)
+        if word:
+            check_id(word, f"{what} of ref {name!r}")
+    if listing.at_us is not None and listing.at_us >> NUMBER_BITS:
+        raise InvalidInput(f"ref {name!r} is listed at {listing.at_us}; use microseconds since 1970")
 
 
 def _check_texts(batch: Batch, own_slots: AbstractSet[str], named: list[ParsedAddress]) -> None:
@@ -562,12 +589,18 @@ class Draft:
         self._events.append(event)
 
     def set_ref(
-        self, name: str, value: bytes, *, scope: str, expect: Expect = ANY, links: tuple[Address, ...] = ()
+        self,
+        name: str,
+        value: bytes,
+        *,
+        scope: str,
+        expect: Expect = ANY,
+        links: tuple[Address, ...] = (),
+        listing: Listing | None = None,
     ) -> None:
         """Set the value of a ref."""
-        self._refs.append(
-            RefChange(name=name, scope=scope, change=Set(value=value, links=links), expect=expect)
-        )
+        change = Set(value=value, links=links, listing=listing)
+        self._refs.append(RefChange(name=name, scope=scope, change=change, expect=expect))
 
     def delete_ref(self, name: str, *, scope: str, expect: Expect = ANY) -> None:
         """Delete a ref."""

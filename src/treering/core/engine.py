@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from treering.core.batch import Batch, Receipt
     from treering.core.content import Address, Content
-    from treering.core.query import Erasure, EventQuery, SearchQuery, SumQuery
+    from treering.core.query import Erasure, EventQuery, ListQuery, SearchQuery, SumQuery
     from treering.core.records import (
         Checked,
         Erased,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Page,
         Problem,
         Ref,
+        RefPage,
         SearchResult,
         Slice,
         SpaceStats,
@@ -124,6 +125,12 @@ class Engine(Protocol):
 
         Fewer than ``limit`` means that there are no more.
         """
+        ...
+
+    def list_refs(
+        self, space: str, query: ListQuery, *, after: str | None = None, limit: int = 1000
+    ) -> RefPage:
+        """Return a page of the refs of a list, by the time at which they are listed."""
         ...
 
     def scan(self, space: str, query: EventQuery, *, after: str | None = None, limit: int = 1000) -> Page:

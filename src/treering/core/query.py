@@ -66,6 +66,24 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
     brief: bool = False
 
 
+class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which refs of a list to return (see `treering.core.batch.Listing`), newest first or oldest first.
+
+    Unset filters do not filter; set filters must all match. ``agent``, ``status`` and ``thread`` filter
+    within one namespace. One filter, or agent and status together, are found by an index.
+    """
+
+    list: str
+    namespace: str | None = None
+    agent: str | None = None
+    status: str | None = None
+    thread: str | None = None
+    since_us: int | None = None
+    until_us: int | None = None
+    """The time at which they are listed, up to but not including ``until_us``."""
+    oldest_first: bool = False
+
+
 class SumQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Totals from the roll-ups of one grain, grouped by any of its dimensions (by none: one total)."""
 
@@ -140,6 +158,28 @@ def decode_cursor(query: EventQuery, cursor: str) -> tuple[int, int]:
     )
 
 
+def encode_list_cursor(at_us: int, name: str) -> str:
+    """Return the cursor that continues after a ref of a list."""
+    return f"{at_us}.{name}"
+
+
+def decode_list_cursor(cursor: str) -> tuple[int, str]:
+    """Return the time and name in a cursor made by `encode_list_cursor`."""
+    at, _, name = cursor.partition(".")
+    with suppress(ValueError):
+        at_us = int(at)
+        if 0 <= at_us <= _LARGEST and name:
+            return at_us, name
+    raise InvalidInput(f"not a cursor: {cursor[:80]!r}; pass the cursor of the previous page")
+
+
+def check_list_query(query: ListQuery) -> ListQuery:
+    """Return a query of a list if it is valid."""
+    if query.namespace is None and (query.agent, query.status, query.thread) != (None, None, None):
+        raise InvalidInput("agent, status and thread filter within one namespace; name it")
+    return query
+
+
 def check_limit(limit: int) -> int:
     """Return a page size if it is valid."""
     if not 1 <= limit <= MAX_PAGE:
@@ -206,6 +246,18 @@ def each_ref(engine: Engine, space: str, prefix: str, *, limit: int = 1000) -> I
     """Yield the refs with this prefix, by name."""
     for refs in ref_pages(engine, space, prefix, limit=limit):
         yield from refs
+
+
+def each_listed(
+    engine: Engine, space: str, query: ListQuery, *, after: str | None = None, limit: int = 1000
+) -> Iterator[Ref]:
+    """Yield the refs of a list behind a cursor."""
+    while True:
+        page = engine.list_refs(space, query, after=after, limit=limit)
+        yield from page.refs
+        if page.cursor is None:
+            return
+        after = page.cursor
 
 
 def each_scope(engine: Engine, space: str, prefix: str, *, limit: int = 1000) -> Iterator[str]:

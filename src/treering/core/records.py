@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from treering.core.batch import Event, Receipt, Tokens, Usage
+from treering.core.batch import Event, Listing, Receipt, Tokens, Usage
 from treering.core.content import Address, Content
 
 if TYPE_CHECKING:
@@ -45,6 +45,20 @@ class Ref(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[Address, ...]
     seq: int
     changed_at_us: int
+    listing: Listing | None = None
+
+
+def list_place(ref: Ref) -> tuple[int, str]:
+    """Return the place of a ref in its list: lists are sorted by this."""
+    listing = ref.listing
+    return (0 if listing is None else listing.at_us or 0), ref.name
+
+
+class RefPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some refs of a list, and the cursor of the next page (``None``: there are no more)."""
+
+    refs: tuple[Ref, ...]
+    cursor: str | None
 
 
 class ListInfo(msgspec.Struct, frozen=True, kw_only=True):

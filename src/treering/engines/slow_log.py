@@ -99,13 +99,14 @@ def _one(_space: str, *_: Any, **__: Any) -> str:
     return "of one list"
 
 
-_SHOWN: Final = frozenset({"kinds", "order", "newest_first", "grain", "by", "top", "limit", "collection"})
+_SHOWN: Final = frozenset("kinds order newest_first oldest_first grain by top limit collection list".split())
 
 _SHAPES: Final[dict[str, Callable[..., str]]] = {
     "commit": _batch,
     "get": _many,
     "missing": _many,
     "refs": _many,
+    "list_refs": _query,
     "scan": _query,
     "sums": _query,
     "search": _query,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from mcp_types import CallToolResult
 from pydantic import Field
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from treering.mcp.replies import Replies
     from treering.schedules.tasks import Task
     from treering.store import Store
+
+
+_LISTED_TASKS: Final = 500
 
 
 class ScheduleTools:
@@ -60,10 +63,10 @@ class ScheduleTools:
         all: Annotated[bool, Field(description="Include done and cancelled tasks")] = False,
     ) -> CallToolResult:
         """List scheduled tasks and when each is due next."""
-        tasks = self._store.schedules.list_tasks(all=all)
-        return self._replies.listing(
-            "tasks", map(_describe, tasks), facts={"total": len(tasks)}, more="more tasks did not fit"
-        )
+        page = self._store.schedules.task_page(all=all, first=_LISTED_TASKS)
+        more = "more tasks did not fit"
+        facts = {} if page.cursor is None else {"cut": more}
+        return self._replies.listing("tasks", map(_describe, page.tasks), facts=facts, more=more)
 
     def schedule_cancel(
         self, task_id: Annotated[str, Field(description="Id of the task: eight hex digits")]

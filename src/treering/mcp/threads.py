@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import msgspec
@@ -118,7 +119,7 @@ def _messages(store: Store, thread: str, namespace: str | None, looked: _Looked)
     if thread:
         chosen = [Finder(store.engine, store.space, namespace or "").thread(thread)]
     else:
-        chosen = list(store.threads(namespace=namespace))
+        chosen = list(islice(store.threads(namespace=namespace), MAX_THREADS + 1))
     seen: set[tuple[str, int]] = set()
     for info in chosen[:MAX_THREADS]:
         room = MAX_MESSAGES - looked.messages
@@ -231,7 +232,7 @@ class ThreadTools:
         limit: Annotated[int, Field(description="At most so many", ge=1, le=200)] = 20,
     ) -> CallToolResult:
         """List the stored conversations, last changed first."""
-        threads = list(self._store.threads(namespace=namespace, prefix=prefix))
+        page = self._store.thread_page(namespace=namespace, prefix=prefix, first=limit)
         items = (
             {
                 "id": each.id,
@@ -241,11 +242,11 @@ class ThreadTools:
                 "created_at": each.created_at,
                 "updated_at": each.updated_at,
             }
-            for each in threads[:limit]
+            for each in page.threads
         )
-        return self._replies.listing(
-            "threads", items, facts={"total": len(threads)}, more="there are more; narrow it by prefix"
-        )
+        more = "there are more; narrow it by prefix"
+        facts = {} if page.cursor is None else {"cut": more}
+        return self._replies.listing("threads", items, facts=facts, more=more)
 
     def thread_read(
         self,

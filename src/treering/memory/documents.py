@@ -116,6 +116,13 @@ class MemoryDocument(msgspec.Struct, frozen=True, kw_only=True):
         return self.expires_at is not None and self.expires_at <= now
 
 
+class MemoryPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Documents by id, and the cursor of the next page; ``None`` if there is none."""
+
+    documents: tuple[MemoryDocument, ...]
+    cursor: str | None
+
+
 class MemoryVersion(msgspec.Struct, frozen=True, kw_only=True):
     """One change of a document, from the journal; ``document`` is ``None`` if it was deleted."""
 

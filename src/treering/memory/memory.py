@@ -39,6 +39,7 @@ from treering.memory.documents import (
     MemoryDiff,
     MemoryDocument,
     MemoryHit,
+    MemoryPage,
     MemorySearch,
     MemoryVersion,
     Provenance,
@@ -79,6 +80,8 @@ if TYPE_CHECKING:
     from treering.maintenance.forget import Forgotten
 
 _PAGE: Final = 500
+_MAX_SCANNED: Final = 2_000
+"""How many documents one page looks at before it returns what matched."""
 _EMBED_BATCH: Final = 100
 
 
@@ -124,9 +127,9 @@ class Memory:
         """
         return self._copy(self._namespace, validate_embedder(embedder))
 
-    def namespaces(self) -> Iterator[str]:
-        """List the namespaces that have documents, by name."""
-        after: str | None = None
+    def namespaces(self, *, after: str | None = None) -> Iterator[str]:
+        """List the namespaces that have documents, by name; with ``after``, those behind that one."""
+        after = None if after is None else ref_prefix(after) + LAST_CHARACTER
         while page := self._engine.scan_refs(self._space, REF_ROOT, after=after, limit=1):
             namespace, _ = parse_ref_name(page[0].name)
             yield namespace
@@ -316,26 +319,90 @@ class Memory:
         limit: int | None = None,
     ) -> list[MemoryDocument]:
         """List documents by id: with any (or all) of the tags, and with ids that start with ``prefix``."""
-        wanted = validate_tags(tags)
-        now_us = self._clock.now_us()
+        chosen = self._chosen(
+            validate_tags(tags), match, prefix, auto_load=auto_load, include_expired=include_expired
+        )
         found: list[MemoryDocument] = []
-        for page in ref_pages(self._engine, self._space, self._prefix + prefix, limit=_PAGE):
-            chosen = [
-                (ref, record)
-                for ref in page
-                for record in [decode_record(ref.value)]
-                if (include_expired or not record.is_expired(now_us))
-                and (auto_load is None or record.auto_load == auto_load)
-                and matches_tags(record.tags, wanted, match)
-            ]
-            texts = read_contents(self._engine, self._space, [record for _, record in chosen])
-            for (ref, record), text in zip(chosen, texts, strict=True):
-                document = self._document(ref, record, text)
-                if filter is None or filter(document):
-                    found.append(document)
+        for page in chosen:
+            found += (each for each in self._documents(page) if filter is None or filter(each))
             if limit is not None and len(found) >= limit:
                 return found[:limit]
         return found
+
+    def page(
+        self,
+        *,
+        tags: Iterable[str] = (),
+        match: TagMatch = "any",
+        auto_load: bool | None = None,
+        prefix: str = "",
+        include_expired: bool = False,
+        first: int = 100,
+        cursor: str | None = None,
+    ) -> MemoryPage:
+        """Return one page of `query`; the cursor is the id of the last document that was looked at.
+
+        A page takes the same time however many documents there are. So with filters it may be short or empty
+        and still have a cursor.
+        """
+        chosen = self._chosen(
+            validate_tags(tags),
+            match,
+            prefix,
+            auto_load=auto_load,
+            include_expired=include_expired,
+            after=cursor,
+            limit=min(first, _PAGE),
+        )
+        found: list[tuple[Ref, DocumentRecord]] = []
+        scanned = 0
+        for page in chosen:
+            for ref, record in page:
+                scanned += 1
+                if record is not None:
+                    found.append((ref, record))
+                if len(found) == first or scanned == _MAX_SCANNED:
+                    last = ref.name.removeprefix(self._prefix)
+                    return MemoryPage(documents=tuple(self._documents(found)), cursor=last)
+        return MemoryPage(documents=tuple(self._documents(found)), cursor=None)
+
+    def _chosen(
+        self,
+        tags: Sequence[str],
+        match: TagMatch,
+        prefix: str,
+        *,
+        auto_load: bool | None,
+        include_expired: bool,
+        after: str | None = None,
+        limit: int = _PAGE,
+    ) -> Iterator[list[tuple[Ref, DocumentRecord | None]]]:
+        """Yield pages of documents by id, each with its record if it passes the filters."""
+        now_us = self._clock.now_us()
+        behind = None if after is None else self._prefix + after
+        while True:
+            refs = self._engine.scan_refs(self._space, self._prefix + prefix, after=behind, limit=limit)
+            page: list[tuple[Ref, DocumentRecord | None]] = []
+            for ref in refs:
+                record = decode_record(ref.value)
+                is_match = (
+                    (include_expired or not record.is_expired(now_us))
+                    and (auto_load is None or record.auto_load == auto_load)
+                    and matches_tags(record.tags, tags, match)
+                )
+                page.append((ref, record if is_match else None))
+            if page:
+                yield page
+            if len(refs) < limit:
+                return
+            behind = refs[-1].name
+            limit = _PAGE
+
+    def _documents(self, chosen: Sequence[tuple[Ref, DocumentRecord | None]]) -> Iterator[MemoryDocument]:
+        found = [(ref, record) for ref, record in chosen if record is not None]
+        texts = read_contents(self._engine, self._space, [record for _, record in found])
+        for (ref, record), text in zip(found, texts, strict=True):
+            yield self._document(ref, record, text)
 
     def search(
         self,

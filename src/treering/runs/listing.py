@@ -16,6 +16,7 @@ for runs that it does not hold itself.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
@@ -29,7 +30,8 @@ from msgspec import structs
 from treering.core.batch import Draft, Usage
 from treering.core.clock import SECOND_US, from_datetime
 from treering.core.encoding import decode
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, ListQuery, each_listed, encode_list_cursor
+from treering.core.records import list_place
 from treering.errors import Corrupt, InvalidInput, NotFound, RefMoved
 from treering.runs.compare import AgentComparison, RunComparison, compare_agents, compare_runs
 from treering.runs.cost import Costs
@@ -41,16 +43,16 @@ from treering.runs.run import (
     CRASHED,
     QUIET_SECONDS,
     RUN,
+    RUN_LIST,
     RUNNING,
     RUNS,
     UNFINISHED,
     RunInfo,
     find_run,
-    ledger_scope,
-    listed_run,
     run_from_ref,
     run_not_found,
     run_ref,
+    tag_listing,
     write_ref,
     write_state,
 )
@@ -64,8 +66,9 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.core.records import Ref
 
-_MAX_SCANNED: Final = 5_000
+_MAX_SCANNED: Final = 1_000
 """How many runs one page reads before it returns what matched."""
+_TAGS_AT_ONCE: Final = 200
 _FEW_ROWS: Final = 12
 """How many of a run's first and last rows are looked at for its question and its answer."""
 
@@ -127,35 +130,62 @@ class Runs:
     ) -> RunPage:
         """List runs, newest first, that match all filters and started in a range of time.
 
-        With filters, a page may be short or empty and still have a cursor.
+        A page takes the same time in a store of any size. So with ``tag`` and another filter, or for crashed
+        and unfinished runs, it may be short or empty and still have a cursor.
         """
-        filters = {"agent": agent, "status": status, "thread": thread}
-        filters = {name: value for name, value in filters.items() if value is not None}
-        query = EventQuery(
-            scope=ledger_scope(self._namespace),
-            kinds=(RUN,),
+        query = ListQuery(
+            list=RUN_LIST,
+            namespace=self._namespace,
+            agent=agent,
+            status=status,
+            thread=thread,
             since_us=since_us,
             until_us=until_us,
-            newest_first=True,
         )
+        listed = self._listed(query, cursor, first) if tag is None else self._tagged(query, tag, cursor)
         probe = self._probe()
         runs: list[RunInfo] = []
-        scanned = 0
-        while True:
-            listed = self._engine.scan(self._space, query, after=cursor, limit=first - len(runs))
-            cursor = listed.cursor
-            scanned += len(listed.records)
-            names = [run_ref(listed_run(record.event)) for record in listed.records]
+        for scanned, (place, ref) in enumerate(listed, 1):
+            info = None if ref is None else probe.check(ref)
+            if info is not None and status in (None, info.status):
+                runs.append(info)
+            if len(runs) == first or scanned == _MAX_SCANNED:
+                return RunPage(runs=tuple(runs), cursor=place)
+        return RunPage(runs=tuple(runs), cursor=None)
+
+    def _listed(self, query: ListQuery, cursor: str | None, first: int) -> Iterator[tuple[str, Ref]]:
+        """Iterate over the runs that may match, with the cursor behind each."""
+        queries = [query]
+        if query.status in (CRASHED, UNFINISHED):  # which may not have been written down yet
+            queries.append(structs.replace(query, status=RUNNING))
+        lists = [each_listed(self._engine, self._space, each, after=cursor, limit=first) for each in queries]
+        for ref in heapq.merge(*lists, key=list_place, reverse=True):
+            yield encode_list_cursor(*list_place(ref)), ref
+
+    def _tagged(self, query: ListQuery, tag: str, cursor: str | None) -> Iterator[tuple[str, Ref | None]]:
+        """Iterate over the runs with a tag that match the rest; ``None`` for each that does not."""
+        of_tag = tag_listing(tag, self._namespace)
+        tags = each_listed(
+            self._engine,
+            self._space,
+            structs.replace(query, list=of_tag.list, agent=None, status=None, thread=None),
+            after=cursor,
+            limit=_TAGS_AT_ONCE,
+        )
+        statuses = {query.status, RUNNING if query.status in (CRASHED, UNFINISHED) else query.status}
+        while some := list(islice(tags, _TAGS_AT_ONCE)):
+            names = [run_ref(each.value.decode()) for each in some]
             refs = self._engine.refs(self._space, names)
-            infos = (probe.check(refs[name]) for name in names if name in refs)
-            runs += [
-                info
-                for info in infos
-                if all(getattr(info, name) == value for name, value in filters.items())
-                if tag is None or tag in info.tags
-            ]
-            if cursor is None or len(runs) >= first or scanned >= _MAX_SCANNED:
-                return RunPage(runs=tuple(runs), cursor=cursor)
+            for each, name in zip(some, names, strict=True):
+                ref = refs.get(name)
+                listing = None if ref is None else ref.listing
+                is_match = (
+                    listing is not None
+                    and query.agent in (None, listing.agent)
+                    and query.thread in (None, listing.thread)
+                    and (query.status is None or listing.status in statuses)
+                )
+                yield encode_list_cursor(*list_place(each)), ref if is_match else None
 
     def each(
         self,
@@ -272,13 +302,19 @@ class Runs:
         With ``dry_run``, only return them.
         """
         probe = self._probe()
-        over = [info for info in islice(self.each(), newest) if info.status in (CRASHED, UNFINISHED)]
+        listed = self.each() if newest is not None else self._running(probe)
+        over = [info for info in islice(listed, newest) if info.status in (CRASHED, UNFINISHED)]
         marked: list[RunInfo] = []
         for start in range(0, len(over), _SWEEP_PAGE):
             names = [run_ref(info.id) for info in over[start : start + _SWEEP_PAGE]]
             for ref in self._engine.refs(self._space, names).values():
                 marked += _mark_if_over(self._engine, self._space, ref, probe, dry_run=dry_run)
         return marked
+
+    def _running(self, probe: _LifeProbe) -> Iterator[RunInfo]:
+        """Iterate over the runs that are listed as running."""
+        query = ListQuery(list=RUN_LIST, namespace=self._namespace, status=RUNNING)
+        return map(probe.check, each_listed(self._engine, self._space, query))
 
     def _probe(self) -> _LifeProbe:
         return _LifeProbe(self._engine, self._space, self._clock)

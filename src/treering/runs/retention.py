@@ -22,7 +22,7 @@ from treering.errors import InvalidInput
 from treering.runs.listing import Runs
 from treering.runs.otlp.decode import LOG, METRIC
 from treering.runs.otlp.traces import ATTRIBUTES
-from treering.runs.run import RUN, RUNNING, RunInfo, ledger_scope, listed_run, run_ref
+from treering.runs.run import RUN, RUNNING, RunInfo, ledger_scope, listed_run, run_ref, tag_ref
 from treering.runs.search import EventIndex
 from treering.runs.span import MESSAGE, OPEN, SPAN
 
@@ -131,7 +131,7 @@ def _erase(engine: Engine, space: str, runs: list[tuple[Record, RunInfo]], kinds
     seqs: list[int] = []
     refs: list[str] = []
     for record, info in runs:
-        refs += [run_ref(info.id), *index.remove(info.id)]
+        refs += [run_ref(info.id), *(tag_ref(tag, info.id) for tag in info.tags), *index.remove(info.id)]
         seqs += [record.seq, *_event_seqs(engine, space, info.id, kinds)]
         if len(seqs) >= _ERASE_LIMIT:
             engine.erase(space, Erasure(event_seqs=tuple(seqs), refs=tuple(refs)))

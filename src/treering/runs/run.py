@@ -13,10 +13,18 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 import msgspec
 from msgspec import structs
 
-from treering.core.batch import ANY, Event
+from treering.core.batch import ANY, Event, Listing
 from treering.core.clock import to_iso
 from treering.core.encoding import decode_json, encode_json
-from treering.core.ids import Scope, check_id, may_be_shortened, new_id, only_match, thread_key
+from treering.core.ids import (
+    Scope,
+    check_id,
+    may_be_shortened,
+    namespace_prefix,
+    new_id,
+    only_match,
+    thread_key,
+)
 from treering.core.query import each_ref
 from treering.errors import Corrupt, InvalidInput, NotFound
 from treering.runs.span import ERROR, OK, RunContext, RunNode, SpanWriter, current_node, describe_error
@@ -39,6 +47,10 @@ RUN: Final = "run"
 """The kind of the rows of runs: ledger entries, and the end of a run in its timeline."""
 RUNS: Final = "run/"
 """Prefix of the refs that hold the state of runs."""
+RUN_LIST: Final = "runs"
+"""The list of these refs, by the start of the runs."""
+TAGS: Final = "run-tag/"
+"""Prefix of the refs by which runs are found under their tags, and of their lists."""
 RUNNING: Final = "running"
 CRASHED: Final = "crashed"
 """The status of a run whose processes all died before it ended; see `treering.runs.listing`."""
@@ -161,7 +173,37 @@ def write_state(draft: Draft, info: RunInfo, *, expect: Expect = ANY) -> None:
 def write_ref(draft: Draft, info: RunInfo, *, expect: Expect = ANY) -> None:
     """Write the ref of a run."""
     stored = {name: value for name, value in structs.asdict(info).items() if value not in (None, {}, ())}
-    draft.set_ref(run_ref(info.id), encode_json(stored), scope=info.scope, expect=expect)
+    draft.set_ref(
+        run_ref(info.id),
+        encode_json(stored),
+        scope=info.scope,
+        expect=expect,
+        listing=Listing(
+            list=RUN_LIST,
+            namespace=info.namespace,
+            at_us=info.started_at_us,
+            agent=info.agent or None,
+            status=info.status,
+            thread=info.thread or None,
+        ),
+    )
+    for tag in dict.fromkeys(info.tags):
+        draft.set_ref(
+            tag_ref(tag, info.id),
+            info.id.encode(),
+            scope=info.scope,
+            listing=tag_listing(tag, info.namespace, info.started_at_us),
+        )
+
+
+def tag_ref(tag: str, run_id: str) -> str:
+    """Return the name of the ref by which a run is found under a tag."""
+    return f"{TAGS}{namespace_prefix(tag)}{run_id}"
+
+
+def tag_listing(tag: str, namespace: str, at_us: int | None = None) -> Listing:
+    """Return where the runs with a tag are listed."""
+    return Listing(list=TAGS + tag, namespace=namespace, at_us=at_us)
 
 
 def write_end(draft: Draft, info: RunInfo) -> None:

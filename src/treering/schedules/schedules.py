@@ -6,6 +6,7 @@ task's record that was read and adds an event to the journal, in one commit.
 
 from __future__ import annotations
 
+import heapq
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
@@ -13,18 +14,20 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec import structs
 
 from treering.core.batch import ABSENT, Draft
 from treering.core.clock import to_datetime
 from treering.core.ids import Scope, check_id, namespace_prefix
-from treering.core.query import EventQuery, each_record, each_ref
+from treering.core.query import EventQuery, ListQuery, each_listed, each_record, encode_list_cursor
+from treering.core.records import list_place
 from treering.errors import InvalidInput, NotFound, RefMoved
 from treering.schedules import planning
 from treering.schedules.planning import Transition
 from treering.schedules.tasks import (
     CHANGED,
     REPORT_KINDS,
-    TASK_REFS,
+    TASKS,
     CatchUp,
     OccurrenceReport,
     Overlap,
@@ -35,6 +38,7 @@ from treering.schedules.tasks import (
     add_skip_events,
     decode_task,
     encode_task,
+    put_task,
     read_report,
     task_ref,
 )
@@ -48,6 +52,13 @@ if TYPE_CHECKING:
     from treering.schedules.worker import Handler, Worker
 
 MAX_TASK_BYTES: Final = 32 * 1024
+
+
+class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tasks, oldest first, and the cursor of the next page; ``None`` if there is none."""
+
+    tasks: tuple[Task, ...]
+    cursor: str | None
 
 
 class Schedules:
@@ -152,9 +163,26 @@ class Schedules:
 
     def list_tasks(self, *, all: bool = False) -> Sequence[Task]:
         """List active and paused tasks, oldest first; with ``all`` also done and cancelled ones."""
-        refs = each_ref(self._engine, self._space, TASK_REFS + namespace_prefix(self._namespace))
-        tasks = sorted(map(decode_task, refs), key=lambda task: (task.created_at_us, task.id))
-        return [task for task in tasks if all or task.status in ("active", "paused")]
+        return list(map(decode_task, self._listed(None, 1000, all=all)))
+
+    def task_page(self, *, all: bool = False, first: int = 100, cursor: str | None = None) -> TaskPage:
+        """Return one page of `list_tasks`, in the same time however many there are."""
+        refs = list(islice(self._listed(cursor, first, all=all), first))
+        return TaskPage(
+            tasks=tuple(map(decode_task, refs)),
+            cursor=encode_list_cursor(*list_place(refs[-1])) if len(refs) == first else None,
+        )
+
+    def _listed(self, cursor: str | None, limit: int, *, all: bool) -> Iterator[Ref]:
+        query = ListQuery(list=TASKS, namespace=self._namespace, oldest_first=True)
+        statuses: tuple[Status | None, ...] = (None,) if all else ("active", "paused")
+        lists = [
+            each_listed(
+                self._engine, self._space, structs.replace(query, status=status), after=cursor, limit=limit
+            )
+            for status in statuses
+        ]
+        return heapq.merge(*lists, key=list_place)
 
     def preview(self, task_id: str, count: int = 5) -> Sequence[datetime]:
         """Return the next due times of a task, in its time zone."""
@@ -279,8 +307,8 @@ class Schedules:
 
     def _create(self, task: Task, change: str) -> bool:
         draft = Draft(self._space)
-        name = task_ref(check_id(task.id, "task id"), task.namespace)
-        draft.set_ref(name, encode_task(task), scope=task.scope, expect=ABSENT)
+        check_id(task.id, "task id")
+        put_task(draft, task, expect=ABSENT)
         add_event(draft, task, CHANGED, self._clock.now_us(), {"change": change})
         try:
             self._engine.commit(draft.batch())
@@ -310,7 +338,7 @@ class Schedules:
             now_us = self._clock.now_us()
             step = decide(task, now_us)
             draft = Draft(self._space)
-            draft.set_ref(ref.name, encode_task(step.task), scope=task.scope, expect=ref.version)
+            put_task(draft, step.task, expect=ref.version)
             add_skip_events(draft, task, step.skips, now_us)
             add_event(draft, task, CHANGED, now_us, {"change": change})
             try:

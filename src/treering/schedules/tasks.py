@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 from msgspec import structs
 
-from treering.core.batch import Event
+from treering.core.batch import Event, Listing
 from treering.core.clock import DAY_US, SECOND_US, to_datetime, to_iso
 from treering.core.encoding import decode, decode_json, encode, encode_json
 from treering.core.ids import Scope, namespace_prefix, parse_scope, thread_key
@@ -24,7 +24,7 @@ from treering.schedules.timing import TaskType, Timing, time_zone
 from treering.threads.chat_ids import TaskId
 
 if TYPE_CHECKING:
-    from treering.core.batch import Draft
+    from treering.core.batch import Draft, Expect
     from treering.core.content import Content
     from treering.core.engine import Engine
     from treering.core.records import Record, Ref
@@ -41,6 +41,8 @@ Outcome = Literal["ok", "error", "skipped"]
 
 TASK_REFS: Final = "schedule/"
 """Prefix of the names of task refs."""
+TASKS: Final = "schedules"
+"""The list of these refs, by the time at which the tasks were created."""
 
 CHANGED: Final = "schedule.changed"
 OPENED: Final = "occurrence.opened"
@@ -237,6 +239,15 @@ def task_ref_of_scope(scope: str) -> str:
     """Return the name of a task's ref, given the scope of its events."""
     parsed = parse_scope(scope)
     return task_ref(parsed.id, parsed.namespace)
+
+
+def put_task(draft: Draft, task: Task, *, expect: Expect) -> None:
+    """Add a change of a task's record to a batch."""
+    listing = Listing(
+        list=TASKS, namespace=task.namespace, at_us=max(task.created_at_us, 0), status=task.status
+    )
+    name = task_ref(task.id, task.namespace)
+    draft.set_ref(name, encode_task(task), scope=task.scope, expect=expect, listing=listing)
 
 
 def encode_task(task: Task) -> bytes:

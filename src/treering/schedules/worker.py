@@ -54,8 +54,8 @@ from treering.schedules.tasks import (
     add_finish_event,
     add_skip_events,
     decode_task,
-    encode_task,
     occurrence_of,
+    put_task,
     task_ref_of_scope,
 )
 
@@ -340,7 +340,7 @@ class Worker:
         if step.task == versioned.task:
             return
         draft = Draft(self._space)
-        draft.set_ref(versioned.ref, encode_task(step.task), scope=step.task.scope, expect=versioned.version)
+        put_task(draft, step.task, expect=versioned.version)
         self._lease.fence(draft, self._lease.worker)
         add_skip_events(draft, step.task, step.skips, now_us)
         add_event(draft, step.task, LOST, now_us, {"worker": worker})
@@ -435,7 +435,7 @@ def draft_claims(
     number = 0
     for each in claims:
         task = each.task
-        draft.set_ref(each.before.ref, encode_task(task), scope=task.scope, expect=each.before.version)
+        put_task(draft, task, expect=each.before.version)
         add_skip_events(draft, task, each.skips, now_us, start=number)
         number += len(each.skips)
         for claimed in each.claimed:
@@ -528,7 +528,7 @@ class ResultWriter:
             tasks[ref] = task
             self._add_event(draft, task, each, number)
         for ref, versioned in latest.items():
-            draft.set_ref(ref, encode_task(tasks[ref]), scope=tasks[ref].scope, expect=versioned.version)
+            put_task(draft, tasks[ref], expect=versioned.version)
         versions = self._engine.commit(draft.batch()).versions
         for ref, task in tasks.items():
             self._note_written(VersionedTask(ref, versions[ref], task))
@@ -546,7 +546,7 @@ class ResultWriter:
                 return
             draft = Draft(self._space)
             self._lease.fence(draft, finished.claimed.worker or "")
-            draft.set_ref(ref, encode_task(task), scope=task.scope, expect=stored.version)
+            put_task(draft, task, expect=stored.version)
             self._add_event(draft, task, finished, 0)
             try:
                 receipt = self._engine.commit(draft.batch())

@@ -301,6 +301,9 @@ SINGLE: Final[dict[str, Callable[[GatewayTarget, Any], Any]]] = {
     "scan_refs": lambda target, args: permissions.scan_refs(
         target.access, target.engine, target.space, args.prefix, after=args.after, limit=args.limit
     ),
+    "list_refs": lambda target, args: permissions.list_refs(
+        target.access, target.engine, target.space, args.query, after=args.after, limit=args.limit
+    ),
     "scan": lambda target, args: target.engine.scan(
         target.space, args.query, after=args.after, limit=args.limit
     ),

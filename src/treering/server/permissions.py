@@ -23,7 +23,8 @@ from treering.threads.line_files import FILE_REFS
 if TYPE_CHECKING:
     from treering.core.batch import Batch
     from treering.core.engine import Engine
-    from treering.core.records import Ref
+    from treering.core.query import ListQuery
+    from treering.core.records import Ref, RefPage
 
 
 class Domain(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +99,17 @@ def check_read(access: Access, names: Iterable[str]) -> None:
             if name.startswith(_UNREADABLE):
                 domain = next(each for prefix, each in _REF_PREFIXES if name.startswith(prefix))
                 access.check(domain.read, to=f"read {domain.name}")
+
+
+def list_refs(
+    access: Access, engine: Engine, space: str, query: ListQuery, *, after: str | None, limit: int
+) -> RefPage:
+    """Return a page of a list, without refs that the caller may not read."""
+    page = engine.list_refs(space, query, after=after, limit=limit)
+    if access.scope == SCOPES[-1]:
+        return page
+    refs = tuple(ref for ref in page.refs if not ref.name.startswith(_UNREADABLE))
+    return msgspec.structs.replace(page, refs=refs)
 
 
 def scan_refs(

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from treering.core.batch import ABSENT, Add, Batch, Delete, Draft, Receipt, RefChange
+from treering.core.batch import ABSENT, Add, Batch, Delete, Draft, Listing, Receipt, RefChange
 from treering.core.ids import new_id
+from treering.core.query import ListQuery, each_listed
 from treering.errors import Conflict, InvalidInput, RefMoved
 from treering.testing import batches
 from treering.testing.harness import EngineHarness, at_once, needs
@@ -197,6 +198,95 @@ class RefTests(EngineHarness):
             engine.commit(_delete(space, f"r{number}"))
         assert [ref.name for ref in all_refs(engine, space, limit=2)] == ["r1", "r3", "r5", "r7"]
         assert engine.stats(space).refs == 4
+
+    def test_a_list_is_read_in_pages_by_time_and_by_any_filter(self, engine: Engine, space: str) -> None:
+        listings = [
+            Listing(
+                list="runs",
+                namespace=("", "acme")[number % 2],
+                at_us=1_000_000 + number // 3,  # several at the same time
+                agent=("planner", "coder")[number % 3 == 0],
+                status=("ok", "error", None)[number % 4 % 3],
+                thread=f"t{number % 5}",
+            )
+            for number in range(60)
+        ]
+        draft = Draft(space)
+        for number, listing in enumerate(listings):
+            draft.set_ref(f"run/{number:02}", b"", scope="s", listing=listing)
+        draft.set_ref("other", b"", scope="s", listing=Listing(list="tasks", at_us=5))
+        draft.set_ref("nowhere", b"", scope="s")
+        engine.commit(draft.batch())
+        assert engine.refs(space, ["run/07"])["run/07"].listing == listings[7]
+        for query in (
+            ListQuery(list="runs"),
+            ListQuery(list="runs", oldest_first=True),
+            ListQuery(list="runs", namespace="acme"),
+            ListQuery(list="runs", namespace="", agent="planner"),
+            ListQuery(list="runs", namespace="", agent="planner", oldest_first=True),
+            ListQuery(list="runs", namespace="acme", status="error"),
+            ListQuery(list="runs", namespace="acme", agent="planner", status="ok"),
+            ListQuery(list="runs", namespace="acme", thread="t3"),
+            ListQuery(list="runs", namespace="acme", thread="t3", agent="coder"),
+            ListQuery(list="runs", namespace="acme", agent="nobody"),
+            ListQuery(list="runs", since_us=1_000_004, until_us=1_000_009),
+            ListQuery(list="runs", namespace="acme", status="ok", since_us=1_000_004, oldest_first=True),
+        ):
+            filters = {
+                name: value
+                for name in ("namespace", "agent", "status", "thread")
+                if (value := getattr(query, name)) is not None
+            }
+            expected = sorted(
+                (
+                    (listing.at_us, f"run/{number:02}")
+                    for number, listing in enumerate(listings)
+                    if all(getattr(listing, name) == value for name, value in filters.items())
+                    and (query.since_us or 0) <= (listing.at_us or 0) < (query.until_us or 2**62)
+                ),
+                reverse=not query.oldest_first,
+            )
+            for limit in (1, 7, 1000):
+                found = each_listed(engine, space, query, limit=limit)
+                assert [ref.name for ref in found] == [name for _, name in expected], (query, limit)
+
+    def test_a_ref_is_listed_as_it_was_set_last(self, engine: Engine, space: str) -> None:
+        def names(query: ListQuery) -> list[str]:
+            return [ref.name for ref in engine.list_refs(space, query).refs]
+
+        def put(name: str, listing: Listing | None) -> Receipt:
+            draft = Draft(space)
+            draft.set_ref(name, b"", scope="s", listing=listing)
+            return engine.commit(draft.batch())
+
+        heads = ListQuery(list="heads", namespace="")
+        put("a", Listing(list="heads"))
+        put("b", Listing(list="heads"))
+        assert names(heads) == ["b", "a"]
+        receipt = put("a", Listing(list="heads", status="open"))
+        assert names(heads) == ["a", "b"]
+        assert engine.refs(space, ["a"])["a"].listing == Listing(
+            list="heads", status="open", at_us=receipt.committed_at_us
+        )
+        put("a", Listing(list="heads", status="done"))
+        assert names(ListQuery(list="heads", namespace="", status="open")) == []
+        put("b", None)
+        assert names(heads) == ["a"]
+        engine.commit(_delete(space, "a"))
+        assert names(heads) == []
+
+    def test_the_query_of_a_list_is_validated(self, engine: Engine, space: str) -> None:
+        engine.commit(batches.set_ref(space, "r"))
+        with pytest.raises(InvalidInput, match="namespace"):
+            engine.list_refs(space, ListQuery(list="runs", status="ok"))
+        for cursor in ("", "x", "5", "5.", "-1.r", "1e3.r"):
+            with pytest.raises(InvalidInput, match="cursor"):
+                engine.list_refs(space, ListQuery(list="runs"), after=cursor)
+        for listing in (Listing(list=""), Listing(list="runs", at_us=-1), Listing(list="runs", agent="\n")):
+            draft = Draft(space)
+            draft.set_ref("r", b"", scope="s", listing=listing)
+            with pytest.raises(InvalidInput):
+                engine.commit(draft.batch())
 
     def test_many_refs_are_read_at_once(self, engine: Engine, space: str) -> None:
         draft = Draft(space)

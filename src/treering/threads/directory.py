@@ -8,26 +8,32 @@ contain an ``@``: the whole text is tried as a thread before it is split.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from treering.core.clock import to_iso
-from treering.core.query import each_ref
+from treering.core.query import ListQuery, decode_list_cursor, each_ref, encode_list_cursor
 from treering.errors import NotFound
 from treering.runs.cost import Cost, Costs
 from treering.threads.checkpoint import PREFIX, CheckpointRecord, last_messages
 from treering.threads.history import Journal, find_by_beginning, find_position, read_heads
 from treering.threads.hooks import check_text
-from treering.threads.writer import HEADS, head_ref, heads_prefix, read_head
+from treering.threads.writer import HEADS, THREADS, head_ref, heads_prefix, read_head
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from treering.core.engine import Engine
     from treering.core.records import Ref
 
 _SUGGESTIONS: Final = 3
+_SUGGESTED_FROM: Final = 1_000
+"""Suggestions are from so many threads, those that changed last."""
+_MAX_SCANNED: Final = 2_000
+"""How many threads a page with filters reads at most."""
+_SCANNED_AT_ONCE: Final = 500
 
 
 class ThreadInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,9 +47,14 @@ class ThreadInfo(msgspec.Struct, frozen=True, kw_only=True):
     updated_at_us: int
 
     @property
-    def sort_key(self) -> tuple[int, str, str, str]:
+    def sort_key(self) -> tuple[int, str]:
         """What threads are sorted by, newest first; unique to each thread."""
-        return self.updated_at_us, self.head, self.namespace, self.id
+        return self.updated_at_us, head_ref(self.id, self.namespace)
+
+    @property
+    def cursor(self) -> str:
+        """The cursor of the page behind this thread."""
+        return encode_list_cursor(*self.sort_key)
 
     @property
     def created_at(self) -> str:
@@ -68,25 +79,91 @@ class ThreadSummary(msgspec.Struct, frozen=True, kw_only=True):
     cost: Cost
 
 
-def list_threads(
-    engine: Engine, space: str, *, namespace: str | None, prefix: str = "", containing: str = ""
-) -> list[ThreadInfo]:
-    """List the threads of a namespace (``None``: of all), newest first.
+class ThreadPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Threads, last changed first, and the cursor of the next page; ``None`` if there is none."""
 
-    ``containing`` selects ids that have this text anywhere, in any case.
+    threads: tuple[ThreadInfo, ...]
+    cursor: str | None
+
+
+def thread_page(
+    engine: Engine,
+    space: str,
+    *,
+    namespace: str | None,
+    prefix: str = "",
+    containing: str = "",
+    first: int = 100,
+    cursor: str | None = None,
+) -> ThreadPage:
+    """Return a page of the threads of a namespace (``None``: of all), last changed first.
+
+    ``containing`` selects ids that have this text anywhere, in any case. A page costs the same in a store of
+    any size. So with ``prefix`` or ``containing``, it may be short or empty and still have a cursor.
     """
     check_text("prefix", prefix)
     check_text("containing", containing)
     if namespace is not None:
         check_text("namespace", namespace)
-    refs = each_ref(engine, space, HEADS if namespace is None else heads_prefix(namespace) + prefix)
-    threads = (_info(ref) for ref in refs)
+    query = ListQuery(list=THREADS, namespace=namespace)
+    if not prefix and not containing:
+        page = engine.list_refs(space, query, after=cursor, limit=first)
+        return ThreadPage(threads=tuple(map(_info, page.refs)), cursor=page.cursor)
     part = containing.casefold()
-    return sorted(
-        (each for each in threads if each.id.startswith(prefix) and part in each.id.casefold()),
-        key=lambda each: each.sort_key,
-        reverse=True,
-    )
+
+    def matches(info: ThreadInfo) -> bool:
+        return info.id.startswith(prefix) and part in info.id.casefold()
+
+    if namespace is not None and prefix:
+        named = engine.scan_refs(space, heads_prefix(namespace) + prefix, limit=_MAX_SCANNED)
+        if len(named) < _MAX_SCANNED:
+            return _page_of(filter(matches, map(_info, named)), first, cursor)
+    found: list[ThreadInfo] = []
+    scanned = 0
+    while True:
+        page = engine.list_refs(space, query, after=cursor, limit=_SCANNED_AT_ONCE)
+        cursor = page.cursor
+        scanned += len(page.refs)
+        for ref in page.refs:
+            info = _info(ref)
+            if matches(info):
+                found.append(info)
+                if len(found) == first:
+                    return ThreadPage(threads=tuple(found), cursor=info.cursor)
+        if cursor is None or scanned >= _MAX_SCANNED:
+            return ThreadPage(threads=tuple(found), cursor=cursor)
+
+
+def _page_of(threads: Iterable[ThreadInfo], first: int, cursor: str | None) -> ThreadPage:
+    """Return a page of threads that were all read."""
+    behind = None if cursor is None else decode_list_cursor(cursor)
+    ordered = sorted(threads, key=lambda each: each.sort_key, reverse=True)
+    rest = [each for each in ordered if behind is None or each.sort_key < behind]
+    page = tuple(rest[:first])
+    return ThreadPage(threads=page, cursor=page[-1].cursor if len(page) < len(rest) else None)
+
+
+def each_thread(
+    engine: Engine, space: str, *, namespace: str | None, prefix: str = "", containing: str = ""
+) -> Iterator[ThreadInfo]:
+    """Iterate over threads, last changed first, a page at a time.
+
+    A thread that is saved meanwhile moves to the front, so it may be passed over; `all_threads` meets each.
+    """
+    cursor = None
+    while True:
+        page = thread_page(
+            engine, space, namespace=namespace, prefix=prefix, containing=containing, cursor=cursor
+        )
+        yield from page.threads
+        if page.cursor is None:
+            return
+        cursor = page.cursor
+
+
+def all_threads(engine: Engine, space: str, *, namespace: str | None) -> Iterator[ThreadInfo]:
+    """Iterate over the threads of a namespace (``None``: of all) by name, whatever is saved meanwhile."""
+    return map(_info, each_ref(engine, space, HEADS if namespace is None else heads_prefix(namespace)))
 
 
 def summarize(engine: Engine, space: str, threads: Sequence[ThreadInfo]) -> list[ThreadSummary]:
@@ -181,7 +258,7 @@ class Finder:
         from difflib import get_close_matches
 
         where = f" in namespace {self._namespace!r}" if self._namespace else ""
-        everywhere = list_threads(self._engine, self._space, namespace=None, prefix="")
+        everywhere = list(islice(each_thread(self._engine, self._space, namespace=None), _SUGGESTED_FROM))
         elsewhere = sorted({each.namespace for each in everywhere if each.id == text})
         if elsewhere:
             names = ", ".join(repr(name) for name in elsewhere[:_SUGGESTIONS])

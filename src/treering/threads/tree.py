@@ -17,7 +17,7 @@ from treering.core.ids import thread_scope
 from treering.core.query import EventQuery, each_record
 from treering.errors import NotFound
 from treering.threads.checkpoint import KIND, CheckpointRecord, read_checkpoint
-from treering.threads.directory import ThreadInfo, list_threads
+from treering.threads.directory import ThreadInfo, each_thread
 from treering.threads.history import REWIND, Journal
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _origin(engine: Engine, space: str, thread: ThreadInfo) -> CheckpointRecord 
 def _forks(engine: Engine, space: str, thread: ThreadInfo) -> Iterator[Fork]:
     younger = (
         each
-        for each in list_threads(engine, space, namespace=None, prefix="")
+        for each in each_thread(engine, space, namespace=None)
         if each.created_at_us >= thread.created_at_us
         and (each.id, each.namespace) != (thread.id, thread.namespace)
     )

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 from msgspec import structs
 
-from treering.core.batch import ABSENT, Draft
+from treering.core.batch import ABSENT, Draft, Listing
 from treering.core.encoding import encode
 from treering.core.ids import namespace_prefix, new_id, thread_scope
 from treering.core.records import MAX_LIST_DEPTH, branch_point
@@ -72,6 +72,8 @@ T = TypeVar("T")
 _ATTEMPTS: Final = 3
 """The first appends to the lists, the others branch off from them."""
 HEADS: Final = "thread/"
+THREADS: Final = "threads"
+"""The list of the heads, by the time at which they moved."""
 
 
 def head_ref(thread_id: str, namespace: str) -> str:
@@ -258,6 +260,7 @@ class CheckpointWriter:
             encode_head(record, first_us),
             scope=thread_scope(record.thread, record.namespace),
             expect=expect,
+            listing=Listing(list=THREADS, namespace=record.namespace),
         )
 
     def _move(

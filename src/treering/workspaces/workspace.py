@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
 from itertools import islice
@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from treering.core.batch import Draft, Event
+from treering.core.clock import day_of
 from treering.core.content import is_object_name, object_address
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import Scope, check_id, only_match, short_id
-from treering.core.query import EventQuery, each_record, records_by_id
+from treering.core.query import EventQuery, records_by_id
 from treering.core.text import readable
 from treering.errors import InvalidInput, NotFound
 from treering.runs.span import current_node
@@ -43,10 +44,15 @@ from treering.workspaces.virtual_fs import MountAccess, VirtualFiles
 if TYPE_CHECKING:
     from treering.core.clock import Clock
     from treering.core.engine import Engine
+    from treering.core.records import Record
 
 T = TypeVar("T")
 
 SNAPSHOT: Final = "snapshot"
+LISTED_SNAPSHOT: Final = "snapshot.listed"
+"""An entry of the ledger, which lists the snapshots of all folders in order. It holds nothing but the id."""
+LEDGER: Final = str(Scope("", "ledger", "snapshots"))
+_LISTED: Final = ":listed"
 _EVENT: Final = "snap_"
 _BEGINNING: Final = re.compile("[0-9a-f]{6,63}")
 _PAGE: Final = 250
@@ -69,6 +75,13 @@ class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     changed: tuple[str, ...] = ()
+
+
+class SnapshotPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Snapshots, newest first, and the cursor of the next page; ``None`` if there is none."""
+
+    snapshots: tuple[SnapshotInfo, ...]
+    cursor: str | None
 
 
 class Workspace:
@@ -259,14 +272,51 @@ class Workspace:
 
     def snapshots(self, *, name: str | Path | None = None, last: int | None = None) -> Iterator[SnapshotInfo]:
         """Iterate over snapshots, newest first; those that belong to checkpoints are not included."""
-        scope = None
-        if name is not None:
-            label = _label(name.resolve()) if isinstance(name, Path) else name
-            scope = str(Scope("", "workspace", label))
-        query = EventQuery(kinds=(SNAPSHOT,), scope=scope, newest_first=True)
         stop = None if last is None else max(last, 0)
-        for record in islice(each_record(self._engine, self._space, query, limit=_PAGE), stop):
-            yield _from_event(record.event)
+        yield from islice(self._each(name, _PAGE if stop is None else min(max(stop, 1), _PAGE)), stop)
+
+    def snapshot_page(
+        self, *, name: str | Path | None = None, first: int = 100, cursor: str | None = None
+    ) -> SnapshotPage:
+        """Return one page of `snapshots`, in the same time however many there are."""
+        page = self._engine.scan(self._space, self._query(name), after=cursor, limit=first)
+        return SnapshotPage(snapshots=tuple(self._found(page.records)), cursor=page.cursor)
+
+    def _each(self, name: str | Path | None, limit: int) -> Iterator[SnapshotInfo]:
+        cursor = None
+        while True:
+            page = self.snapshot_page(name=name, first=limit, cursor=cursor)
+            yield from page.snapshots
+            if page.cursor is None:
+                return
+            cursor = page.cursor
+
+    def _query(self, name: str | Path | None) -> EventQuery:
+        if name is None:
+            return EventQuery(kinds=(LISTED_SNAPSHOT,), scope=LEDGER, newest_first=True)
+        label = _label(name.resolve()) if isinstance(name, Path) else name
+        scope = str(Scope("", "workspace", label))
+        return EventQuery(kinds=(SNAPSHOT,), scope=scope, newest_first=True)
+
+    def _found(self, records: Sequence[Record]) -> Iterator[SnapshotInfo]:
+        """Yield the snapshots of rows, and of entries of the ledger unless they were dropped since."""
+        days: dict[int, list[Event]] = {}
+        for record in records:
+            if record.event.kind == LISTED_SNAPSHOT:
+                days.setdefault(day_of(record.event.ts_us), []).append(record.event)
+        found: dict[str, Event] = {}
+        for events in days.values():
+            times = [event.ts_us for event in events]
+            ids = tuple(event.id.removesuffix(_LISTED) for event in events)
+            query = EventQuery(ids=ids, since_us=min(times), until_us=max(times) + 1)
+            page = self._engine.scan(self._space, query, limit=len(ids))
+            found.update((record.event.id, record.event) for record in page.records)
+        for record in records:
+            event = record.event
+            if event.kind == LISTED_SNAPSHOT:
+                event = found.get(event.id.removesuffix(_LISTED), event)
+            if event.kind == SNAPSHOT:
+                yield _from_event(event)
 
     def files(
         self, root: str | Path, *, mounts: Mapping[str, tuple[str | Path, MountAccess]] | None = None
@@ -338,6 +388,11 @@ class Workspace:
                 name=note,
                 data=encode_json(_to_json(info)),
                 links=(object_address(staged.root),),
+            )
+        )
+        draft.event(
+            Event(
+                id=f"{_EVENT}{draft.id}{_LISTED}", kind=LISTED_SNAPSHOT, ts_us=info.taken_at_us, scope=LEDGER
             )
         )
         self._engine.commit(draft.batch())

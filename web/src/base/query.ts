@@ -128,10 +128,15 @@ export function usePages<T>(url: string | null, field: string, idOf: (item: T) =
       });
   }, [url, pages.url, pages.cursor]);
   const mine = pages.url === url;
+  // A page of filtered rows may be empty although older ones match: go on until there is something to show.
+  const isEmpty = mine && pages.items?.length === 0 && pages.cursor !== null && pages.stuck === null;
+  useEffect(() => {
+    if (isEmpty) more();
+  }, [isEmpty, more]);
   return {
-    data: mine ? pages.items : undefined,
+    data: mine && !isEmpty ? pages.items : undefined,
     problem: mine ? (pages.problem ?? pages.stuck) : null,
-    loading: mine ? pages.loading : url !== null,
+    loading: mine ? pages.loading || isEmpty : url !== null,
     hasMore: mine && pages.cursor !== null,
     more,
     reload,

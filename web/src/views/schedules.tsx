@@ -5,7 +5,7 @@ import { at, send } from "../base/api";
 import { ago, duration, exact, stamp } from "../base/format";
 import { useKeys } from "../base/keys";
 import { useChanges } from "../base/live";
-import { asProblem, useGet, usePages } from "../base/query";
+import { asProblem, usePages } from "../base/query";
 import { go, href, route, select } from "../base/route";
 import type { OccurrenceReport, Task } from "../base/shapes";
 import { Figure, Head, Status, Time } from "../ui/bits";
@@ -18,10 +18,12 @@ interface TaskLine {
   next: string[];
 }
 
+const taskOf = (line: TaskLine) => line.task.id;
+
 export function Schedules({ id }: { id: string | undefined }) {
   const { query } = route.value;
   const all = query["all"] === "1";
-  const asked = useGet<{ schedules: TaskLine[] }>(at(["schedules"], { all: all || null }));
+  const asked = usePages<TaskLine>(at(["schedules"], { all: all || null, limit: 100 }), "schedules", taskOf);
   useChanges((event) => event.kind.startsWith("schedule") || event.kind.startsWith("occurrence"), asked.reload);
   useKeys({ Escape: () => (id ? go(["schedules"], query) : undefined) });
   return (
@@ -35,7 +37,7 @@ export function Schedules({ id }: { id: string | undefined }) {
         </form>
       </Head>
       <Answer asked={asked} what="Loading schedules">
-        {({ schedules }) =>
+        {(schedules) =>
           schedules.length === 0 ? (
             <Empty title="No scheduled tasks">
               <pre>{'store.schedules.schedule_task("Summarise the night", "cron", "0 7 * * *")'}</pre>
@@ -49,6 +51,7 @@ export function Schedules({ id }: { id: string | undefined }) {
                 idOf={(line) => line.task.id}
                 selected={schedules.findIndex((line) => line.task.id === id)}
                 onSelect={(index) => go(["schedules", schedules[index]!.task.id], query)}
+                onEnd={asked.more}
                 row={(line) => <TaskRow line={line} />}
               />
               <Shown line={schedules.find((line) => line.task.id === id)} id={id} onChange={asked.reload} />

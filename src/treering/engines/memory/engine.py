@@ -22,8 +22,15 @@ from treering.core.content import Content
 from treering.core.engine import Caps
 from treering.core.failpoints import declare, hit
 from treering.core.ids import check_id, check_space
-from treering.core.query import check_limit, decode_cursor, encode_cursor
-from treering.core.records import Hit, Lease, Page, SearchResult
+from treering.core.query import (
+    check_limit,
+    check_list_query,
+    decode_cursor,
+    decode_list_cursor,
+    encode_cursor,
+    encode_list_cursor,
+)
+from treering.core.records import Hit, Lease, Page, RefPage, SearchResult
 from treering.core.rollups import deltas, summarise
 from treering.core.text import query_terms, text_of
 from treering.engines.memory import maintenance
@@ -37,7 +44,7 @@ if TYPE_CHECKING:
     from treering.core.batch import Batch, Event
     from treering.core.clock import Clock
     from treering.core.content import Address
-    from treering.core.query import Erasure, EventQuery, SearchQuery, SumQuery
+    from treering.core.query import Erasure, EventQuery, ListQuery, SearchQuery, SumQuery
     from treering.core.records import (
         Checked,
         Erased,
@@ -201,6 +208,24 @@ class MemoryEngine:
                 name for name in rows if name.startswith(prefix) and (after is None or name > after)
             )
             return [rows[name].ref for name in names if not rows[name].deleted][:limit]
+
+    def list_refs(
+        self, space: str, query: ListQuery, *, after: str | None = None, limit: int = 1000
+    ) -> RefPage:
+        """Return a page of the refs of a list, by the time at which they are listed."""
+        check_limit(limit)
+        check_list_query(query)
+        position = None if after is None else decode_list_cursor(after)
+        with self._changed:
+            rows = [row.ref for row in self._space(space).refs.values() if not row.deleted]
+        found = [(place, ref) for ref in rows if (place := _place(ref, query)) is not None]
+        found.sort(key=lambda each: each[0], reverse=not query.oldest_first)
+        if position is not None:
+            found = [
+                each for each in found if (each[0] > position if query.oldest_first else each[0] < position)
+            ]
+        cursor = encode_list_cursor(*found[limit - 1][0]) if len(found) >= limit else None
+        return RefPage(refs=tuple(ref for _, ref in found[:limit]), cursor=cursor)
 
     def scan(self, space: str, query: EventQuery, *, after: str | None = None, limit: int = 1000) -> Page:
         """Return a page of events in order."""
@@ -369,6 +394,25 @@ def _matches(event: Event, query: EventQuery) -> bool:
             for name in ("scope", "run", "thread", "span", "agent", "status")
         )
     )
+
+
+def _place(ref: Ref, query: ListQuery) -> tuple[int, str] | None:
+    """Return where a ref is in a list; ``None`` if it is not in it."""
+    listing = ref.listing
+    if listing is None or listing.list != query.list:
+        return None
+    filters = ((getattr(query, name), getattr(listing, name)) for name in _FILTERS)
+    if any(wanted is not None and wanted != given for wanted, given in filters):
+        return None
+    at_us = listing.at_us or 0
+    if (query.since_us is not None and at_us < query.since_us) or (
+        query.until_us is not None and at_us >= query.until_us
+    ):
+        return None
+    return at_us, ref.name
+
+
+_FILTERS: Final = ("namespace", "agent", "status", "thread")
 
 
 def _sort_key(record: Record, query: EventQuery) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from treering.errors import Conflict, Fenced, InvalidInput, ListMoved, MissingOb
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from treering.core.batch import Append, Batch, Event, RefChange, Text, Tokens
+    from treering.core.batch import Append, Batch, Event, Listing, RefChange, Text, Tokens
     from treering.core.content import Address, Content
     from treering.core.records import Lease
     from treering.core.rollups import Measures, RollupKey
@@ -347,6 +347,7 @@ class Space:
             links=change.change.links if isinstance(change.change, Set) else (),
             seq=self.seq,
             changed_at_us=at_us,
+            listing=_listed(change.change, at_us),
         )
         self.refs[change.name] = RefRow(ref=ref, deleted=value is None)
 
@@ -363,6 +364,13 @@ class Space:
             scope=text.scope,
             source=text.source,
         )
+
+
+def _listed(change: Set | Delete | Add, at_us: int) -> Listing | None:
+    listing = change.listing if isinstance(change, Set) else None
+    if listing is None or listing.at_us is not None:
+        return listing
+    return msgspec.structs.replace(listing, at_us=at_us)
 
 
 def addresses_in(batch: Batch) -> Iterator[Address]:

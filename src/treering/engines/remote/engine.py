@@ -25,7 +25,7 @@ from treering.core.batch import Batch, Receipt, validate_batch
 from treering.core.content import Address, Content
 from treering.core.engine import Caps
 from treering.core.ids import check_id, check_space
-from treering.core.query import Erasure, EventQuery, SearchQuery, SumQuery, check_limit
+from treering.core.query import Erasure, EventQuery, ListQuery, SearchQuery, SumQuery, check_limit
 from treering.core.records import (
     Checked,
     Erased,
@@ -34,6 +34,7 @@ from treering.core.records import (
     Page,
     Problem,
     Ref,
+    RefPage,
     SearchResult,
     Slice,
     SpaceStats,
@@ -330,6 +331,13 @@ class RemoteEngine:
         return self._call(
             "scan_refs", space, protocol.PrefixRequest(prefix=prefix, after=after, limit=check_limit(limit))
         )
+
+    def list_refs(
+        self, space: str, query: ListQuery, *, after: str | None = None, limit: int = 1000
+    ) -> RefPage:
+        """Return a page of the refs of a list, by the time at which they are listed."""
+        asked = protocol.ListRefsRequest(query=query, after=after, limit=check_limit(limit))
+        return self._call("list_refs", space, asked)
 
     def scan(self, space: str, query: EventQuery, *, after: str | None = None, limit: int = 1000) -> Page:
         """Return a page of events in order."""

@@ -27,7 +27,7 @@ import msgspec
 from treering.core.batch import Batch, Receipt
 from treering.core.content import Address, Content
 from treering.core.engine import Caps
-from treering.core.query import Erasure, EventQuery, SearchQuery, SumQuery
+from treering.core.query import Erasure, EventQuery, ListQuery, SearchQuery, SumQuery
 from treering.core.records import (
     Checked,
     Erased,
@@ -36,6 +36,7 @@ from treering.core.records import (
     Page,
     Problem,
     Ref,
+    RefPage,
     SearchResult,
     Slice,
     SpaceStats,
@@ -150,6 +151,14 @@ class ScanRequest(msgspec.Struct, frozen=True, kw_only=True):
     limit: int
 
 
+class ListRefsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of a list of refs."""
+
+    query: ListQuery
+    after: str | None
+    limit: int
+
+
 class WaitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A sequence number to wait for."""
 
@@ -216,6 +225,7 @@ METHODS: Final[dict[str, Method]] = {
         Method(name="read_list", scope="read", args=ListRequest, reply=list[Content]),
         Method(name="refs", scope="read", args=NamesRequest, reply=list[Ref]),
         Method(name="scan_refs", scope="read", args=PrefixRequest, reply=list[Ref]),
+        Method(name="list_refs", scope="read", args=ListRefsRequest, reply=RefPage),
         Method(name="scan", scope="read", args=ScanRequest, reply=Page),
         Method(name="wait", scope="read", args=WaitRequest, reply=int),
         Method(name="sums", scope="read", args=SumQuery, reply=list[Sum]),

@@ -46,6 +46,7 @@ from treering.engines.sql.rollups import add_to_rollups
 from treering.engines.sql.rows import (
     EVENT_COLUMNS,
     ITEM_POSITION_MASK,
+    LISTING_COLUMNS,
     RECORD_SELECT,
     REF_SELECT,
     RUN,
@@ -53,6 +54,7 @@ from treering.engines.sql.rows import (
     event_row,
     item_key,
     join_links,
+    listing_row,
     record_of,
     ref_of,
     run_rows,
@@ -86,10 +88,13 @@ _ITEM: Final = (
     "INSERT INTO item (space, key, kind, frame, address) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 )
 _REF: Final = (
-    "INSERT INTO ref (space, name, scope, version, value, links, seq, changed_at_us) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (space, name) DO UPDATE SET scope = excluded.scope, "
+    f"INSERT INTO ref (space, name, scope, version, value, links, seq, changed_at_us, "
+    f"{', '.join(LISTING_COLUMNS)}) VALUES ({', '.join('?' * (8 + len(LISTING_COLUMNS)))}) "
+    "ON CONFLICT (space, name) DO UPDATE SET scope = excluded.scope, "
     "version = excluded.version, value = excluded.value, links = excluded.links, seq = excluded.seq, "
-    "changed_at_us = excluded.changed_at_us WHERE ref.version < excluded.version "
+    "changed_at_us = excluded.changed_at_us, "
+    + ", ".join(f"{name} = excluded.{name}" for name in LISTING_COLUMNS)
+    + " WHERE ref.version < excluded.version "
     "OR (ref.version = excluded.version AND ref.seq < excluded.seq)"
 )
 _TEXT: Final = (
@@ -272,6 +277,7 @@ class _Loader:
                     join_links(row.ref.links),
                     row.ref.seq,
                     row.ref.changed_at_us,
+                    *listing_row(row.ref.listing, row.ref.changed_at_us),
                 )
                 for row in rows
             ],

@@ -30,7 +30,7 @@ from treering.core.batch import Receipt
 from treering.core.failpoints import declare, hit
 from treering.core.ids import check_space
 from treering.core.query import check_limit
-from treering.core.records import Lease, ListInfo, Page, SearchResult
+from treering.core.records import Lease, ListInfo, Page, RefPage, SearchResult
 from treering.engines.sql import read, rollups
 from treering.engines.sql.commit.decide import (
     AcceptedBatch,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from treering.core.batch import Batch
     from treering.core.content import Address, Content
-    from treering.core.query import Erasure, EventQuery, SearchQuery, SumQuery
+    from treering.core.query import Erasure, EventQuery, ListQuery, SearchQuery, SumQuery
     from treering.core.records import Checked, Erased, Problem, Ref, Slice, SpaceStats, Sum, Swept
     from treering.engines.sql.commit.decide import CommitState
     from treering.engines.sql.commit.write import EncodedBatch
@@ -276,6 +276,17 @@ class SqlEngine:
             return []
         with self._database.single_query() as session:
             return read.scan_refs(session, number, prefix, after, limit)
+
+    def list_refs(
+        self, space: str, query: ListQuery, *, after: str | None = None, limit: int = 1000
+    ) -> RefPage:
+        """The refs of a list, a page at a time."""
+        number = self._space_number(space)
+        if number is None:
+            check_limit(limit)
+            return RefPage(refs=(), cursor=None)
+        with self._database.single_query() as session:
+            return read.list_refs(session, number, query, after, limit)
 
     def scan(self, space: str, query: EventQuery, *, after: str | None = None, limit: int = 1000) -> Page:
         """Events in order, a page at a time."""

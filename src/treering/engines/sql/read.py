@@ -39,8 +39,15 @@ from treering.core.content import (
     unseal_all,
 )
 from treering.core.ids import thread_scope_of
-from treering.core.query import check_limit, decode_cursor, encode_cursor
-from treering.core.records import ListInfo, Page, Record, locate
+from treering.core.query import (
+    check_limit,
+    check_list_query,
+    decode_cursor,
+    decode_list_cursor,
+    encode_cursor,
+    encode_list_cursor,
+)
+from treering.core.records import ListInfo, Page, Record, RefPage, list_place, locate
 from treering.engines.sql.rows import (
     BODY_PART_BITS,
     ITEM_POSITION_BITS,
@@ -63,7 +70,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from treering.core.content import Kind
-    from treering.core.query import EventQuery
+    from treering.core.query import EventQuery, ListQuery
     from treering.core.records import ListRange, Ref
     from treering.engines.sql.objects import Objects
     from treering.engines.sql.session import Row, Session
@@ -327,6 +334,39 @@ def scan_refs(session: Session, space: int, prefix: str, after: str | None, limi
     where, bounds = name_range("r.name", prefix, after)
     sql = f"{REF_SELECT} WHERE r.space = ? AND r.value IS NOT NULL{where} ORDER BY r.name LIMIT ?"
     return [ref_of(row) for row in session.rows(sql, (space, *bounds, check_limit(limit)))]
+
+
+def list_refs(session: Session, space: int, query: ListQuery, after: str | None, limit: int) -> RefPage:
+    """Return one page of a list."""
+    check_limit(limit)
+    check_list_query(query)
+    direction, compare = ("ASC", ">") if query.oldest_first else ("DESC", "<")
+    filters = {
+        name: value
+        for name in ("namespace", "agent", "status", "thread")
+        if (value := getattr(query, name)) is not None
+    }
+    conditions = "".join(f" AND r.{name} = ?" for name in filters)
+    values: list[Any] = [space, query.list, *filters.values()]
+    if query.since_us is not None:
+        conditions += " AND r.listed_us >= ?"
+        values.append(query.since_us)
+    if query.until_us is not None:
+        conditions += " AND r.listed_us < ?"
+        values.append(query.until_us)
+    if after is not None:
+        conditions += f" AND (r.listed_us, r.name) {compare} (?, ?)"
+        values += decode_list_cursor(after)
+    rows = session.rows(
+        f"{REF_SELECT} WHERE r.space = ? AND r.listed_in = ?{conditions} "
+        f"ORDER BY r.listed_us {direction}, r.name {direction} LIMIT ?",
+        (*values, limit),
+    )
+    refs = tuple(map(ref_of, rows))
+    cursor = None
+    if len(refs) == limit:
+        cursor = encode_list_cursor(*list_place(refs[-1]))
+    return RefPage(refs=refs, cursor=cursor)
 
 
 def scan_scopes(session: Session, space: int, prefix: str, after: str | None, limit: int) -> list[str]:

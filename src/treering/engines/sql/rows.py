@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard, cast
 
 import msgspec
 
-from treering.core.batch import Event, Usage
+from treering.core.batch import Event, Listing, Usage
 from treering.core.clock import day_of
 from treering.core.content import KINDS, Address, Kind, slot_address
 from treering.core.ids import thread_of_scope, thread_scope_of
@@ -54,8 +54,11 @@ RECORD_SELECT: Final = (
     "AND u.no = e.run"
 )
 
+LISTING_COLUMNS: Final = ("listed_in", "listed_us", "namespace", "agent", "status", "thread")
+
 REF_SELECT: Final = (
-    "SELECT r.name, s.name, r.version, r.value, r.links, r.seq, r.changed_at_us "
+    "SELECT r.name, s.name, r.version, r.value, r.links, r.seq, r.changed_at_us, "
+    f"{', '.join(f'r.{name}' for name in LISTING_COLUMNS)} "
     "FROM ref r JOIN scope s ON s.space = r.space AND s.no = r.scope"
 )
 
@@ -243,7 +246,7 @@ def full_body(batch: str, body: str | None) -> Address | None:
 
 def ref_of(row: tuple[Any, ...]) -> Ref:
     """Return the ref in a row of `REF_SELECT` (a deleted one has an empty value)."""
-    name, scope, version, value, links, seq, changed_at_us = row
+    name, scope, version, value, links, seq, changed_at_us, *listed = row
     return Ref(
         name=name,
         scope=scope,
@@ -252,6 +255,26 @@ def ref_of(row: tuple[Any, ...]) -> Ref:
         links=split_links(links),
         seq=seq,
         changed_at_us=changed_at_us,
+        listing=None if listed[0] is None else _listing_of(*listed),
+    )
+
+
+def listing_row(listing: Listing | None, at_us: int) -> tuple[Any, ...]:
+    """Return the columns of a ref that say where it is listed; ``at_us`` is when it was set."""
+    if listing is None:
+        return _NOT_LISTED
+    listed_us = at_us if listing.at_us is None else listing.at_us
+    return listing.list, listed_us, listing.namespace, listing.agent, listing.status, listing.thread
+
+
+_NOT_LISTED: Final = (None,) * 6
+
+
+def _listing_of(
+    listed_in: str, at_us: int, namespace: str, agent: str | None, status: str | None, thread: str | None
+) -> Listing:
+    return Listing(
+        list=listed_in, namespace=namespace, at_us=at_us, agent=agent, status=status, thread=thread
     )
 
 

@@ -149,8 +149,20 @@ CREATE TABLE ref (
   links TEXT,
   seq INTEGER NOT NULL,
   changed_at_us INTEGER NOT NULL,
+  listed_in TEXT,
+  listed_us INTEGER,
+  namespace TEXT,
+  agent TEXT,
+  status TEXT,
+  thread TEXT,
   PRIMARY KEY (space, name)
 ) WITHOUT ROWID;
+CREATE INDEX ref_listed ON ref (space, listed_in, listed_us, name) WHERE listed_in IS NOT NULL;
+CREATE INDEX ref_listed_namespace ON ref (space, listed_in, namespace, listed_us, name) WHERE listed_in IS NOT NULL;
+CREATE INDEX ref_listed_namespace_agent ON ref (space, listed_in, namespace, agent, listed_us, name) WHERE listed_in IS NOT NULL AND agent IS NOT NULL;
+CREATE INDEX ref_listed_namespace_agent_status ON ref (space, listed_in, namespace, agent, status, listed_us, name) WHERE listed_in IS NOT NULL AND agent IS NOT NULL AND status IS NOT NULL;
+CREATE INDEX ref_listed_namespace_status ON ref (space, listed_in, namespace, status, listed_us, name) WHERE listed_in IS NOT NULL AND status IS NOT NULL;
+CREATE INDEX ref_listed_namespace_thread ON ref (space, listed_in, namespace, thread, listed_us, name) WHERE listed_in IS NOT NULL AND thread IS NOT NULL;
 CREATE INDEX ref_scope ON ref (space, scope);
 CREATE INDEX ref_seq ON ref (space, seq) WHERE links IS NOT NULL;
 

@@ -302,9 +302,35 @@ ref = Table(
     _name("links", null=True),
     _number("seq"),
     _number("changed_at_us"),
+    _name("listed_in", null=True),
+    _number("listed_us", null=True),
+    _name("namespace", null=True),
+    _name("agent", null=True),
+    _name("status", null=True),
+    _name("thread", null=True),
     Index("ref_scope", "space", "scope"),
     sqlite_with_rowid=False,
 )
+for _filters in (
+    ("namespace",),
+    ("namespace", "agent"),
+    ("namespace", "status"),
+    ("namespace", "agent", "status"),
+    ("namespace", "thread"),
+    (),
+):
+    # Each is the order of a list under one combination of filters, so a page is one range of an index.
+    _set = " AND ".join(f"{name} IS NOT NULL" for name in ("listed_in", *_filters[1:]))
+    Index(
+        "_".join(("ref_listed", *_filters)),
+        ref.c.space,
+        ref.c.listed_in,
+        *(ref.c[name] for name in _filters),
+        ref.c.listed_us,
+        ref.c.name,
+        sqlite_where=sql(_set),
+        postgresql_where=sql(_set),
+    )
 Index(
     "ref_seq",
     ref.c.space,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import islice
 from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
@@ -37,9 +38,22 @@ class MemoryListQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class MemoryList(Struct, frozen=True, kw_only=True):
-    """Documents by id, and all namespaces with documents."""
+    """Documents by id. With filters, a page may be short: continue as long as there is a cursor."""
 
     documents: tuple[MemoryDocument, ...]
+    next_cursor: str | None
+
+
+class MemoryNamespacesQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A page of namespaces."""
+
+    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+    cursor: str | None = None
+
+
+class MemoryNamespaces(Struct, frozen=True, kw_only=True):
+    """The namespaces that have documents, by name."""
+
     namespaces: tuple[str, ...]
     next_cursor: str | None
 
@@ -113,22 +127,25 @@ def list_memory(call: Call[MemoryListQuery, None]) -> MemoryList:
     """List the documents of a namespace."""
     query = call.query
     memory = call.store.memory.in_namespace(query.namespace)
-    after = query.cursor
-    found = memory.query(
+    page = memory.page(
         tags=query.tag,
         match=query.match,
         auto_load=query.auto_load,
         prefix=query.prefix,
         include_expired=query.include_expired,
-        filter=None if after is None else lambda each: each.id > after,
-        limit=query.limit + 1,
+        first=query.limit,
+        cursor=query.cursor,
     )
+    return MemoryList(documents=page.documents, next_cursor=page.cursor)
+
+
+@endpoint("GET", "/memory/namespaces", tag="memory")
+def list_memory_namespaces(call: Call[MemoryNamespacesQuery, None]) -> MemoryNamespaces:
+    """List the namespaces that have documents, by name."""
+    query = call.query
+    found = list(islice(call.store.memory.namespaces(after=query.cursor), query.limit + 1))
     page = tuple(found[: query.limit])
-    return MemoryList(
-        documents=page,
-        namespaces=tuple(call.store.memory.namespaces()),
-        next_cursor=page[-1].id if len(found) > query.limit else None,
-    )
+    return MemoryNamespaces(namespaces=page, next_cursor=page[-1] if len(found) > query.limit else None)
 
 
 @endpoint("GET", "/memory/search", tag="memory")
@@ -201,6 +218,7 @@ def restore_memory(call: Call[MemoryNamespaceQuery, MemoryRestore]) -> MemoryDoc
 
 ENDPOINTS: Final = (
     list_memory,
+    list_memory_namespaces,
     search_memory,
     get_memory,
     put_memory,

@@ -24,6 +24,8 @@ class ScheduleListQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     namespace: str = ""
     all: bool = False
+    limit: Annotated[int, Meta(ge=1, le=500)] = 50
+    cursor: str | None = None
 
 
 class ScheduledTask(Struct, frozen=True, kw_only=True):
@@ -37,6 +39,7 @@ class ScheduleList(Struct, frozen=True, kw_only=True):
     """Tasks, oldest first."""
 
     schedules: tuple[ScheduledTask, ...]
+    next_cursor: str | None
 
 
 class OccurrencesQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,8 +75,11 @@ class NewTask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def list_schedules(call: Call[ScheduleListQuery, None]) -> ScheduleList:
     """List active and paused tasks."""
     schedules = _schedules(call)
-    tasks = schedules.list_tasks(all=call.query.all)
-    return ScheduleList(schedules=tuple(_with_next(schedules, task) for task in tasks))
+    query = call.query
+    page = schedules.task_page(all=query.all, first=query.limit, cursor=query.cursor)
+    return ScheduleList(
+        schedules=tuple(_with_next(schedules, task) for task in page.tasks), next_cursor=page.cursor
+    )
 
 
 @endpoint("POST", "/schedules", tag="schedules", status=201)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from itertools import islice
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
@@ -28,14 +27,14 @@ class SnapshotsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     name: str | None = None
     limit: Annotated[int, Meta(ge=1, le=500)] = 50
-    cursor: Annotated[int, Meta(ge=0, le=10**9)] = 0
+    cursor: str | None = None
 
 
 class Snapshots(Struct, frozen=True, kw_only=True):
     """Snapshots, newest first. Those of checkpoints are listed with their threads."""
 
     snapshots: tuple[SnapshotInfo, ...]
-    next_cursor: int | None
+    next_cursor: str | None
 
 
 class LsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,13 +75,8 @@ class Changes(Struct, frozen=True, kw_only=True):
 def list_snapshots(call: Call[SnapshotsQuery, None]) -> Snapshots:
     """List snapshots, newest first."""
     query = call.query
-    found = list(
-        islice(call.store.workspace.snapshots(name=query.name), query.cursor, query.cursor + query.limit + 1)
-    )
-    more = len(found) > query.limit
-    return Snapshots(
-        snapshots=tuple(found[: query.limit]), next_cursor=query.cursor + query.limit if more else None
-    )
+    page = call.store.workspace.snapshot_page(name=query.name, first=query.limit, cursor=query.cursor)
+    return Snapshots(snapshots=page.snapshots, next_cursor=page.cursor)
 
 
 @endpoint("GET", "/snapshots/diff", tag="workspaces")

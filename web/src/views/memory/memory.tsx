@@ -30,7 +30,7 @@ export function Memory({ id }: { id: string | undefined }) {
     "documents",
     idOf,
   );
-  const places = useGet<{ namespaces: string[] }>(at(["memory"], { namespace, limit: 1 }));
+  const places = useGet<{ namespaces: string[] }>(at(["memory", "namespaces"], { limit: 200 }));
   const hits = useGet<{ hits: Hit[]; note: string }>(
     q ? at(["memory", "search"], { q, namespace, tag, limit: 50 }) : null,
   );

@@ -33,7 +33,16 @@ from treering.core.rollups import deltas, merge
 from treering.core.text import text_of
 from treering.engines.sql.commit.decide import pack_receipt
 from treering.engines.sql.rollups import add_to_rollups
-from treering.engines.sql.rows import EVENT_COLUMNS, RUN, body_key, event_row, item_key, run_rows
+from treering.engines.sql.rows import (
+    EVENT_COLUMNS,
+    LISTING_COLUMNS,
+    RUN,
+    body_key,
+    event_row,
+    item_key,
+    listing_row,
+    run_rows,
+)
 from treering.engines.sql.session import rows_in_chunks
 
 if TYPE_CHECKING:
@@ -299,7 +308,8 @@ class CommitRows:
             if ref.scope is not None and (ref.scope != scope or name in self.rescoped):
                 self.rescoped[name] = (scope, space, name)
             ref.scope = scope
-            self.refs[name] = (space, name, scope, ref.version, ref.value, links, last_seq, at_us)
+            listed = listing_row(move.listing if isinstance(move, Set) else None, at_us)
+            self.refs[name] = (space, name, scope, ref.version, ref.value, links, last_seq, at_us, *listed)
         for (append, target), items in zip(each.appends, encoded.items, strict=True):
             if append.list in state.list_numbers:
                 row = _list_row(space, append.list, scopes[append.scope], target, last_seq)
@@ -463,10 +473,11 @@ _OBJECT: Final = _insert(
 )
 _REF: Final = _insert(
     "ref",
-    ("space", "name", "scope", "version", "value", "links", "seq", "changed_at_us"),
+    ("space", "name", "scope", "version", "value", "links", "seq", "changed_at_us", *LISTING_COLUMNS),
     "ON CONFLICT (space, name) DO UPDATE SET version = excluded.version, "
     "value = excluded.value, links = excluded.links, seq = excluded.seq, "
-    "changed_at_us = excluded.changed_at_us",
+    "changed_at_us = excluded.changed_at_us, "
+    + ", ".join(f"{name} = excluded.{name}" for name in LISTING_COLUMNS),
 )
 _RESCOPED: Final = "UPDATE ref SET scope = ? WHERE space = ? AND name = ?"
 """Separate from `_REF`, so that a ref which stays in its scope leaves the index of scopes alone."""

@@ -208,10 +208,32 @@ def upgrade() -> None:
         sa.Column("links", NAME, nullable=True),
         sa.Column("seq", NUMBER, nullable=False),
         sa.Column("changed_at_us", NUMBER, nullable=False),
+        sa.Column("listed_in", NAME, nullable=True),
+        sa.Column("listed_us", NUMBER, nullable=True),
+        sa.Column("namespace", NAME, nullable=True),
+        sa.Column("agent", NAME, nullable=True),
+        sa.Column("status", NAME, nullable=True),
+        sa.Column("thread", NAME, nullable=True),
         sa.PrimaryKeyConstraint("space", "name"),
         sqlite_with_rowid=False,
     )
     op.create_index("ref_scope", "ref", ["space", "scope"])
+    for filters in (
+        ("namespace",),
+        ("namespace", "agent"),
+        ("namespace", "status"),
+        ("namespace", "agent", "status"),
+        ("namespace", "thread"),
+        (),
+    ):
+        is_set = sa.text(" AND ".join(f"{name} IS NOT NULL" for name in ("listed_in", *filters[1:])))
+        op.create_index(
+            "_".join(("ref_listed", *filters)),
+            "ref",
+            ["space", "listed_in", *filters, "listed_us", "name"],
+            sqlite_where=is_set,
+            postgresql_where=is_set,
+        )
     op.create_index(
         "ref_seq",
         "ref",
