@@ -46,7 +46,7 @@ class TestThreads:
         assert [each["id"] for each in by_prefix] == ["support/alice-bolder"]
         ran = treering_("threads", "--limit", "1")
         assert len(ran.out.splitlines()) == 2
-        assert "2 older" in ran.err
+        assert "older ones" in ran.err
 
     def test_the_last_message_and_the_cost_are_listed(self, run, tmp_path):
         with treering.open(tmp_path / ".treering", durability="fast") as store:

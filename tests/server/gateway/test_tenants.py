@@ -12,7 +12,7 @@ from tests.server.gateway.requests import post
 
 from treering.core.batch import Draft, Event
 from treering.core.content import Content
-from treering.core.query import Erasure, EventQuery, SearchQuery, SumQuery
+from treering.core.query import Erasure, EventQuery, ListQuery, SearchQuery, SumQuery
 from treering.core.records import Lease, Slice
 from treering.engines.remote import protocol
 from treering.engines.remote.engine import open_remote
@@ -43,6 +43,7 @@ CALLS = {
     "read_list": lambda on, space: on.read_list(space, CANARY, 0, 10),
     "refs": lambda on, space: on.refs(space, [CANARY]),
     "scan_refs": lambda on, space: on.scan_refs(space, ""),
+    "list_refs": lambda on, space: on.list_refs(space, ListQuery(list="threads")),
     "scan": lambda on, space: on.scan(space, EventQuery()),
     "wait": lambda on, space: on.wait(space, 0, seconds=0),
     "sums": lambda on, space: on.sums(space, SumQuery(grain="day", by=("agent",))),

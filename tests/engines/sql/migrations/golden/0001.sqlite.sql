@@ -153,10 +153,16 @@ CREATE TABLE ref (
   links TEXT,
   seq INTEGER NOT NULL,
   changed_at_us INTEGER NOT NULL,
+  listed_in TEXT,
+  listed_us INTEGER,
+  namespace TEXT,
+  agent TEXT,
+  status TEXT,
+  thread TEXT,
   PRIMARY KEY (space, name)
 ) WITHOUT ROWID;
-INSERT INTO "ref" VALUES(1,'gone',1,5,NULL,NULL,3,1728000000000009);
-INSERT INTO "ref" VALUES(1,'thread/support/alice',1,2,X'7B226C656E677468223A327D','l:list-1',2,1728000000000005);
+INSERT INTO "ref" VALUES(1,'gone',1,5,NULL,NULL,3,1728000000000009,NULL,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO "ref" VALUES(1,'thread/support/alice',1,2,X'7B226C656E677468223A327D','l:list-1',2,1728000000000005,NULL,NULL,NULL,NULL,NULL,NULL);
 CREATE TABLE rollup (
   space INTEGER NOT NULL,
   grain TEXT NOT NULL,
@@ -235,6 +241,12 @@ CREATE INDEX event_thread ON event (space, thread, kind, seq) WHERE thread > '';
 CREATE INDEX object_pack ON object (space, pack) WHERE pack IS NOT NULL;
 CREATE INDEX list_parent ON list (space, parent) WHERE parent IS NOT NULL;
 CREATE INDEX list_scope ON list (space, scope);
+CREATE INDEX ref_listed ON ref (space, listed_in, listed_us, name) WHERE listed_in IS NOT NULL;
+CREATE INDEX ref_listed_namespace ON ref (space, listed_in, namespace, listed_us, name) WHERE listed_in IS NOT NULL;
+CREATE INDEX ref_listed_namespace_agent ON ref (space, listed_in, namespace, agent, listed_us, name) WHERE listed_in IS NOT NULL AND agent IS NOT NULL;
+CREATE INDEX ref_listed_namespace_agent_status ON ref (space, listed_in, namespace, agent, status, listed_us, name) WHERE listed_in IS NOT NULL AND agent IS NOT NULL AND status IS NOT NULL;
+CREATE INDEX ref_listed_namespace_status ON ref (space, listed_in, namespace, status, listed_us, name) WHERE listed_in IS NOT NULL AND status IS NOT NULL;
+CREATE INDEX ref_listed_namespace_thread ON ref (space, listed_in, namespace, thread, listed_us, name) WHERE listed_in IS NOT NULL AND thread IS NOT NULL;
 CREATE INDEX ref_scope ON ref (space, scope);
 CREATE INDEX ref_seq ON ref (space, seq) WHERE links IS NOT NULL;
 CREATE INDEX text_scope ON text (space, scope);
