@@ -17,16 +17,18 @@ stored one after the other, never mixed; none is lost, and no tool result is sto
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar, cast
 
 from treering.adapters.conversation import retry_if_removed
-from treering.adapters.openai_agents.tracing import TreeringTracingProcessor
+from treering.adapters.openai_agents.tracing import TreeringTracingProcessor, session_runs
 from treering.adapters.shared import Opened, SerialExecutor, StoreOrUrl, is_plain, thread_name
 from treering.adapters.tool_effects import IDEMPOTENCY_KEY, Probe, ToolEffects, takes_key, without_key
 from treering.effects.effects import Effect, Replay
 from treering.errors import InvalidInput, MissingExtra, Vetoed
+from treering.runs.span import current_node
 from treering.sync_async import Closing
 from treering.threads.checkpoint import MESSAGES, Checkpoint
 from treering.threads.thread import ThreadMoved
@@ -83,6 +85,9 @@ class TreeringSession(Closing):
 
     ``store_or_url`` is an open store, which you close, or the URL of one, which `close` closes. A
     ``session_id`` may be any string; if it is no valid thread id, its hash is used (see `thread_id`).
+
+    The trace of each `Runner.run` with the session is recorded as a run of its thread, with spans, tokens and
+    cost; ``runs=False`` records none.
     """
 
     session_id: str
@@ -95,7 +100,11 @@ class TreeringSession(Closing):
         *,
         namespace: str = "",
         session_settings: SessionSettings | Mapping[str, Any] | None = None,
+        runs: bool = True,
     ) -> None:
+        self._records_runs = runs
+        if runs:
+            session_runs.register()
         self.session_id = session_id
         self.session_settings = _coerced(session_settings)
         name = thread_name(session_id, "session id")
@@ -132,7 +141,8 @@ class TreeringSession(Closing):
         """Append items as one checkpoint; durable when this returns."""
         if items:
             given = _checked_items(items)
-            await self._executor.settle(self._save_after_last, self._appending(given))
+            with self._in_run():
+                await self._executor.settle(self._save_after_last, self._appending(given))
             self._saved_call_ids = _call_ids(given) or self._saved_call_ids
 
     async def pop_item(self) -> TResponseInputItem | None:
@@ -207,7 +217,21 @@ class TreeringSession(Closing):
             state = {**(checkpoint.state if checkpoint is not None else {}), UNFINISHED: turn}
             return self._thread.append(*unsaved, state=state, metadata=self._metadata, note=f"tool: {tool}")
 
-        await self._executor.settle(self._save_after_last, save)
+        with self._in_run():
+            await self._executor.settle(self._save_after_last, save)
+
+    @contextmanager
+    def _in_run(self) -> Generator[None]:
+        """What is saved inside is of the run that the calling code is in; the SDK saves the input first."""
+        run = None
+        if self._records_runs:
+            run = session_runs.claim(self._opened, self._thread.id, self._thread.namespace)
+        token = current_node.set(run) if run is not None and current_node.get() is None else None
+        try:
+            yield
+        finally:
+            if token is not None:
+                current_node.reset(token)
 
     # OpenAI's compaction session looks for these two, and where they exist, replaces history in one step.
     async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
