@@ -8,7 +8,6 @@ says so in the line above it, with a reason: ``<!-- not run: needs a server -->`
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -63,7 +62,6 @@ def run(page: str, blocks: list[Block], folder: Path) -> subprocess.CompletedPro
     return subprocess.run(
         [sys.executable, "-c", _RUN],
         cwd=folder,
-        env=os.environ | {"OPENAI_AGENTS_DISABLE_TRACING": "1"},
         input=json.dumps([page, [(block.line, block.code) for block in blocks]]),
         capture_output=True,
         text=True,

@@ -22,6 +22,7 @@ def store():
 
 @pytest.fixture(autouse=True)
 def _no_other_processors():
+    agents.set_tracing_disabled(False)
     agents.set_trace_processors([])
     yield
     agents.set_trace_processors([])
