@@ -101,7 +101,7 @@ class GraphExtension:
 
         A graph without subgraphs costs a look at the thread's refs, any other a scan of all of its steps.
         """
-        from treering.graphs.graph import Graphs, graph_head
+        from treering.graphs.graph import Graphs, put_graph_head
         from treering.graphs.step import key_of, subgraph_refs
 
         heads = {ref.name: ref for ref in each_ref(engine, draft.space, subgraph_refs(thread, namespace))}
@@ -119,13 +119,18 @@ class GraphExtension:
                 if head is not None:
                     draft.delete_ref(name, scope=scope, expect=head.version)
             elif head is None or decode_json(head.value)["checkpoint"] != step.checkpoint.id:
-                value = graph_head(step.checkpoint, step.checkpoint.created_at_us, is_root=False)
-                draft.set_ref(name, value, scope=scope, expect=ABSENT if head is None else head.version)
+                put_graph_head(
+                    draft,
+                    name,
+                    step.checkpoint,
+                    first_us=step.checkpoint.created_at_us,
+                    is_root=False,
+                    scope=scope,
+                    expect=ABSENT if head is None else head.version,
+                )
 
-    def answer(
-        self, draft: Draft, checkpoint: CheckpointRecord, decision: str, value: Any
-    ) -> CheckpointRecord:
-        """Write an answer as the task that waits for it would, and take the interrupt away.
+    def answer(self, draft: Draft, checkpoint: CheckpointRecord, decision: str, value: Any) -> None:
+        """Write an answer as the task that waits for it would.
 
         The adapter has said in the interrupt how (see `adapters.langgraph.task_writes`). The row is that of
         `Graphs.written`.
@@ -162,6 +167,11 @@ class GraphExtension:
                 body=None if is_small else draft.put(Content("json", data), scope=key.scope),
             )
         )
+
+    def answered(self, checkpoint: CheckpointRecord, decision: str) -> CheckpointRecord:
+        """Return a checkpoint without the interrupt that was answered: it waits for the next one, if any."""
+        found = checkpoint.pending_interrupt
+        pending = cast("dict[str, Any]", found if isinstance(found, dict) else {})
         others: list[dict[str, Any]] = pending.get("others", [])
         following = {**others[0], **({"others": others[1:]} if others[1:] else {})} if others else None
         return msgspec.structs.replace(checkpoint, pending_interrupt=following, note=f"resume: {decision}")

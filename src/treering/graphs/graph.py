@@ -32,11 +32,12 @@ from treering.graphs.step import (
 )
 from treering.threads.checkpoint import FORKED_FROM, KIND, Revisions, by_id
 from treering.threads.history import REWIND
-from treering.threads.writer import encode_head
+from treering.threads.writer import encode_head, head_listing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from treering.core.batch import Draft, Expect
     from treering.core.engine import Engine
     from treering.core.records import Record, Ref
     from treering.threads.checkpoint import CheckpointRecord
@@ -359,11 +360,22 @@ class _StepsRead:
         return self._children.get(checkpoint_id, [])
 
 
-def graph_head(checkpoint: CheckpointRecord, first_us: int, *, is_root: bool) -> bytes:
-    """Return the value of a graph's head; for the root graph, that of any thread's head."""
-    if not is_root:
-        return encode_json({"checkpoint": checkpoint.id})
-    return encode_head(checkpoint, first_us)
+def put_graph_head(
+    draft: Draft,
+    name: str,
+    checkpoint: CheckpointRecord,
+    *,
+    first_us: int,
+    is_root: bool,
+    scope: str,
+    expect: Expect,
+) -> None:
+    """Add a move of a graph's head to a batch; the root graph's is the head of its thread."""
+    if is_root:
+        value, listing = encode_head(checkpoint, first_us), head_listing(checkpoint)
+    else:
+        value, listing = encode_json({"checkpoint": checkpoint.id}), None
+    draft.set_ref(name, value, scope=scope, expect=expect, listing=listing)
 
 
 def _head(ref: Ref, step: Step) -> GraphHead:

@@ -784,13 +784,12 @@ class CheckpointExtension(Protocol):
         """Add to a batch what else must move when the head of a thread goes back to ``target``."""
         ...
 
-    def answer(
-        self, draft: Draft, checkpoint: CheckpointRecord, decision: str, value: Any
-    ) -> CheckpointRecord:
-        """Add the answer to a pending interrupt to a batch, where the framework looks for it.
+    def answer(self, draft: Draft, checkpoint: CheckpointRecord, decision: str, value: Any) -> None:
+        """Add the answer to a pending interrupt to a batch, where the framework looks for it."""
+        ...
 
-        Returns what the checkpoint is then, which the caller writes as a revision.
-        """
+    def answered(self, checkpoint: CheckpointRecord, decision: str) -> CheckpointRecord:
+        """Return what a checkpoint is once its interrupt is answered, to be written as a revision."""
         ...
 
 

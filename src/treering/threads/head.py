@@ -272,27 +272,27 @@ class Head:
             self._channels = {}
             return checkpoint
 
-    def answer(self, decision: str, value: Any) -> CheckpointRecord:
+    def answer(
+        self, decision: str, value: Any, *, also: Callable[[Draft], None] | None = None
+    ) -> CheckpointRecord:
         """Answer the interrupt of a framework's checkpoint where the framework looks for the answer.
 
-        The checkpoint stays the head, and is revised. Whoever answers second gets `ThreadMoved`.
+        The checkpoint stays the head, and is revised. Whoever answers second gets `ThreadMoved`. ``also``
+        adds to the same batch.
         """
         with self._lock:
-            head = self.see()
+            head = self.see_once()
             extension = None if head is None else extension_of(head.metadata)
             if head is None or extension is None:
                 raise Conflict(f"thread {self._thread_id!r} has moved on; load it again")
-            answered = head
 
             def record_answer(draft: Draft) -> None:
-                nonlocal answered
-                answered = extension.answer(draft, head, decision, value)
-                self._writer.put(draft, NewCheckpoint(record=answered, is_revision=True))
+                extension.answer(draft, head, decision, value)
+                if also is not None:
+                    also(draft)
 
-            self._move(head, also=record_answer)
-            if self._state is not None:
-                self._state = structs.replace(self._state, checkpoint=answered)
-            return answered
+            answered = extension.answered(head, decision)
+            return self._save(NewCheckpoint(record=answered, is_revision=True), also=record_answer)
 
     def begin_as(
         self,

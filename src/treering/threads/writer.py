@@ -74,6 +74,8 @@ _ATTEMPTS: Final = 3
 HEADS: Final = "thread/"
 THREADS: Final = "threads"
 """The list of the heads, by the time at which they moved."""
+WAITING: Final = "waiting"
+"""The status, in that list, of a head whose checkpoint waits for a person."""
 
 
 def head_ref(thread_id: str, namespace: str) -> str:
@@ -119,6 +121,12 @@ def read_head(ref: Ref) -> HeadValue:
         raise Corrupt(
             f"the head {ref.name!r} cannot be read ({error}); run `treering verify`, restore from a backup"
         ) from None
+
+
+def head_listing(checkpoint: CheckpointRecord) -> Listing:
+    """Return where the head of a thread is listed when it is at this checkpoint."""
+    is_waiting = checkpoint.pending_interrupt is not None
+    return Listing(list=THREADS, namespace=checkpoint.namespace, status=WAITING if is_waiting else None)
 
 
 class HeadState(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,7 +268,7 @@ class CheckpointWriter:
             encode_head(record, first_us),
             scope=thread_scope(record.thread, record.namespace),
             expect=expect,
-            listing=Listing(list=THREADS, namespace=record.namespace),
+            listing=head_listing(record),
         )
 
     def _move(

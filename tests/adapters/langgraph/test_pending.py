@@ -12,7 +12,9 @@ from langgraph.types import Command, Send, interrupt
 
 import treering
 from treering.adapters.langgraph.saver import TreeringSaver
+from treering.core.query import ListQuery, each_listed
 from treering.errors import Conflict
+from treering.threads.writer import THREADS, WAITING, read_head
 
 CONFIG: Any = {"configurable": {"thread_id": "alice"}}
 
@@ -176,3 +178,22 @@ def test_a_graph_goes_on_from_an_edited_fork_with_what_it_would_have_done_next(s
     assert steps.get_state(edited).next == ("do",)
     assert steps.invoke(None, edited)["said"] == ["hello", "planned otherwise", "did planned otherwise"]
     assert steps.get_state(CONFIG).values["said"] == ["hello", "planned", "did planned"]
+
+
+def waiting(store) -> list[str]:
+    query = ListQuery(list=THREADS, namespace="", status=WAITING)
+    return [read_head(ref).thread for ref in each_listed(store.engine, store.space, query)]
+
+
+@pytest.mark.parametrize("writes", ["durable", "with_checkpoint"])
+def test_a_graph_is_in_the_list_of_threads_and_while_it_waits_among_those_that_wait(store, writes):
+    waits = graph(store, ask, ask_about, writes=writes)
+    waits.invoke({"said": []}, CONFIG)
+    assert [each.id for each in store.threads()] == waiting(store) == ["alice"]
+    store.thread("alice").resume("edit", value="yes")
+    assert waiting(store) == []
+    waits.invoke(None, CONFIG)
+    assert waiting(store) == ["alice"]
+    waits.invoke(Command(resume="sure"), CONFIG)
+    assert waiting(store) == []
+    assert [each.id for each in store.threads()] == ["alice"]

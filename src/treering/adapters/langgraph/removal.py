@@ -14,14 +14,14 @@ from msgspec import structs
 
 from treering.adapters.langgraph.channels import has_whole
 from treering.adapters.langgraph.task_writes import parse_place
-from treering.core.batch import Draft, Event
+from treering.core.batch import ANY, Draft, Event
 from treering.core.content import Address, list_address
 from treering.core.encoding import encode_json
 from treering.core.ids import new_id
 from treering.core.query import Erasure, EventQuery, check_may_erase, each_record
 from treering.errors import Conflict, InvalidInput
 from treering.graphs.extension import WRITES
-from treering.graphs.graph import EMBEDDED_FORM, PREFIX_FORMS, Graphs, graph_head
+from treering.graphs.graph import EMBEDDED_FORM, PREFIX_FORMS, Graphs, put_graph_head
 from treering.graphs.step import GRAPH, GraphKey, Step, copied_id, step_id, writes_key
 from treering.threads.checkpoint import (
     FORKED_FROM,
@@ -167,8 +167,15 @@ class Removal:
             if stays is None:
                 draft.delete_ref(key.ref, scope=key.scope, expect=head.version)
             else:
-                value = graph_head(stays.checkpoint, head.first_us, is_root=not subgraph)
-                draft.set_ref(key.ref, value, scope=key.scope, expect=head.version)
+                put_graph_head(
+                    draft,
+                    key.ref,
+                    stays.checkpoint,
+                    first_us=head.first_us,
+                    is_root=not subgraph,
+                    scope=key.scope,
+                    expect=head.version,
+                )
             self._engine.commit(draft.batch())
 
     def _record(self, kind: str, counts: dict[str, int] | None) -> None:
@@ -340,5 +347,12 @@ class _Copy:
             copy = self._copies.get(head.step.checkpoint.id) if head is not None else None
             if copy is not None:
                 key = self._graphs.key(self._target.thread, subgraph)
-                value = graph_head(copy, copy.created_at_us, is_root=not subgraph)
-                draft.set_ref(key.ref, value, scope=key.scope)
+                put_graph_head(
+                    draft,
+                    key.ref,
+                    copy,
+                    first_us=copy.created_at_us,
+                    is_root=not subgraph,
+                    scope=key.scope,
+                    expect=ANY,
+                )

@@ -60,7 +60,7 @@ from treering.core.batch import ABSENT, Draft
 from treering.core.encoding import encode_json
 from treering.errors import Conflict, ListMoved, RefMoved, Unencodable, Vetoed
 from treering.graphs.extension import shortened
-from treering.graphs.graph import GRAPH, Graphs, Step, graph_head
+from treering.graphs.graph import GRAPH, Graphs, Step, put_graph_head
 from treering.graphs.step import HIDDEN, GraphKey, step_id
 from treering.threads import checkpoint as checkpoints
 from treering.threads.checkpoint import (
@@ -399,8 +399,15 @@ class Writer:
             return False
         first_us = head.first_us if head is not None else record.created_at_us
         expect: Expect = head.version if head is not None else ABSENT
-        value = graph_head(record, first_us, is_root=not key.subgraph)
-        draft.set_ref(key.ref, value, scope=key.scope, expect=expect)
+        put_graph_head(
+            draft,
+            key.ref,
+            record,
+            first_us=first_us,
+            is_root=not key.subgraph,
+            scope=key.scope,
+            expect=expect,
+        )
         return True
 
     def _committed(
