@@ -92,6 +92,25 @@ def test_a_run_whose_process_died_is_crashed(tmp_path):
             assert store.runs.get(run.id).status == "running"
 
 
+LATE = """
+import sys, treering
+store = treering.open(sys.argv[1])
+run = store.run(agent="a", id="r").__enter__()
+store.flush()
+
+class Late:
+    def __del__(self, span=run.span("late").__enter__()):
+        span.end()
+
+sys.modules["late"] = Late()  # the interpreter drops its modules last
+"""
+
+
+def test_a_span_that_ends_while_the_interpreter_finalizes_does_not_keep_it_alive(tmp_path):
+    found = subprocess.run([sys.executable, "-c", LATE, tmp_path / "s"], timeout=60, check=False)
+    assert found.returncode == 0
+
+
 def test_a_forked_child_records_for_itself(tmp_path):
     with treering.open(tmp_path / "store") as store:
         run = store.run(agent="parent", id="parent").start()

@@ -55,7 +55,11 @@ def test_keys_select_and_open_a_run(page, sample_url):
     page.locator(".runs-table [role=listitem]").first.wait_for()
     page.keyboard.press("j")
     page.keyboard.press("j")
+    page.keyboard.press("j")
     expect(page.locator(".row.selected")).to_contain_text("run-failed")
+    page.keyboard.press("k")
+    expect(page.locator(".row.selected")).to_contain_text("run-librarian")
+    page.keyboard.press("j")
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("coder")
 

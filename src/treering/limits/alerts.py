@@ -592,6 +592,8 @@ class AlertWatch:
         """Send a webhook all that it has not received; runs in a thread of its own."""
         try:
             delivery = self._alerts.deliver(webhook, stop=self._stop)
+        except Closed:
+            return  # the watch itself says so
         except TreeringError as error:
             self._back_off(_task(webhook), str(error))
         except Exception:

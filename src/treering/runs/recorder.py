@@ -21,6 +21,7 @@ import functools
 import inspect
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -184,6 +185,9 @@ class Recorder:
         return True
 
     def _start_thread(self) -> None:
+        if sys.is_finalizing():  # a span that the last garbage collection ends: no thread can start any more
+            self._queue.clear()
+            return
         with self._start_lock:
             if self._thread is None:
                 _catch_sigterm()
