@@ -619,6 +619,11 @@ class Draft:
         self._texts.append(text)
 
     @property
+    def events(self) -> Sequence[Event]:
+        """The rows for the journal so far."""
+        return self._events
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing was added yet."""
         return not (

@@ -4,6 +4,9 @@ An event that describes work (it has a run, an agent, usage or a cost) counts on
 thread and once for its day. Bookkeeping, such as a checkpoint outside of any run, is not counted. What an
 event adds is computed here, for all engines and for the recount of `check` and `reindex`, so that a total and
 its recount only differ if something is broken.
+
+Events never change. If it turns out later that some belong to another agent or thread, or repeat what others
+count, a `MOVED` event takes what they added from one total and adds it to another.
 """
 
 from __future__ import annotations
@@ -11,8 +14,11 @@ from __future__ import annotations
 from operator import add
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
+
 from treering.core.batch import Usage
 from treering.core.clock import DAY_US
+from treering.core.ids import RUN_MOVED
 from treering.core.records import Sum
 
 if TYPE_CHECKING:
@@ -23,6 +29,23 @@ if TYPE_CHECKING:
 
 ERROR: Final = "error"
 """The ``status`` of an event that counts as an error."""
+
+
+MOVED: Final = "moved"
+"""The kind of an event that moves what others added. Its ``name`` is their kind, its ``data`` a `Move`, and its
+other columns are what they add up to and what it is added to."""
+
+
+class Move(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a `MOVED` event takes from. With ``removes``, it is added nowhere."""
+
+    agent: str | None = None
+    thread: str | None = None
+    currency: str | None = None
+    events: int = 0
+    errors: int = 0
+    unpriced_events: int = 0
+    removes: bool = False
 
 
 class RollupKey(NamedTuple):
@@ -64,7 +87,12 @@ def deltas(events: Iterable[Event]) -> dict[RollupKey, Measures]:
     for event in events:
         if event.run is None and event.agent is None and event.usage is None and event.cost_nanos is None:
             continue
+        if event.kind == RUN_MOVED:
+            continue
         day = event.ts_us // DAY_US
+        if event.kind == MOVED:
+            _move(alike, event, day)
+            continue
         key = (event.run, event.thread, day, event.agent, event.model, event.kind, event.currency)
         total = alike.get(key)
         if total is None:
@@ -78,7 +106,7 @@ def deltas(events: Iterable[Event]) -> dict[RollupKey, Measures]:
             _add(cells, RollupKey("run", run, *rest), added)
         if thread is not None:
             _add(cells, RollupKey("thread", thread, *rest), added)
-    return cells
+    return {cell: measures for cell, measures in cells.items() if any(measures)}
 
 
 def merge(cells: dict[RollupKey, Measures], more: Mapping[RollupKey, Measures]) -> None:
@@ -101,12 +129,17 @@ def summarise(cells: Mapping[RollupKey, Measures], query: SumQuery) -> list[Sum]
 
 
 def order(sums: list[Sum], query: SumQuery) -> list[Sum]:
-    """Sort groups by their key, or return the ``top`` most expensive ones."""
+    """Sort groups by their key, or return the ``top`` most expensive ones; empty ones are left out."""
+    sums = [each for each in sums if each.events or each != _empty(each.group)]
     sums.sort(key=lambda each: each.group)
     if query.top is not None:
         sums.sort(key=lambda each: each.cost_nanos, reverse=True)
         return sums[: query.top]
     return sums
+
+
+def _empty(group: tuple[str | int, ...]) -> Sum:
+    return as_sum(group, _NOTHING)
 
 
 def as_sum(group: tuple[str | int, ...], measures: Measures) -> Sum:
@@ -149,6 +182,18 @@ def _count(total: Measures, event: Event) -> None:
         if event.cost_nanos is None:
             total[10] += 1
             total[11] += usage.total
+
+
+def _move(alike: dict[tuple[Any, ...], Measures], event: Event, day: int) -> None:
+    move = msgspec.json.decode(event.data or b"{}", type=Move)
+    moved = _NOTHING.copy()
+    _count(moved, event)
+    moved[0], moved[1], moved[10] = move.events, move.errors, move.unpriced_events
+    source = (event.run, move.thread, day, move.agent, event.model, event.name, move.currency)
+    target = (event.run, event.thread, day, event.agent, event.model, event.name, event.currency)
+    for key, sign in ((source, -1),) if move.removes else ((source, -1), (target, 1)):
+        total = alike.setdefault(key, _NOTHING.copy())
+        total[:] = [old + sign * added for old, added in zip(total, moved, strict=True)]
 
 
 def _add(cells: dict[RollupKey, Measures], cell: RollupKey, added: Measures) -> None:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from treering.core.batch import Usage
-from treering.core.ids import thread_key
+from treering.core.ids import RUN_MOVED, thread_key
 from treering.core.query import SumQuery
+from treering.core.rollups import MOVED
 from treering.runs.money import check_currency, from_nanos
 from treering.runs.prices import EUR, ExchangeRate, exchange
 from treering.runs.run import RUN, find_run, run_from_ref, run_not_found, run_ref
@@ -39,7 +40,7 @@ _REFS: Final = 1000
 
 def is_event(kind: str) -> bool:
     """Whether rows of this kind count as events of a run."""
-    return kind != RUN and not kind.startswith(OPEN)
+    return kind not in (RUN, MOVED, RUN_MOVED) and not kind.startswith(OPEN)
 
 
 def is_step(kind: str) -> bool:

@@ -34,7 +34,7 @@ from treering.core.query import EventQuery, ListQuery, each_listed, encode_list_
 from treering.core.records import list_place
 from treering.errors import Corrupt, InvalidInput, NotFound, RefMoved
 from treering.runs.compare import AgentComparison, RunComparison, compare_agents, compare_runs
-from treering.runs.cost import Costs
+from treering.runs.cost import Costs, is_event
 from treering.runs.messages import preview, preview_of, preview_value, read_messages
 from treering.runs.money import from_nanos
 from treering.runs.recorder import lease_name
@@ -575,7 +575,7 @@ def run_records(
         records=tuple(
             _run_record(row)
             for row in rows
-            if row.event.kind != RUN and not (row.is_open and row.event.span in ended)
+            if is_event(row.event.kind) or (row.is_open and row.event.span not in ended)
         ),
         cursor=page.cursor,
     )

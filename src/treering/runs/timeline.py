@@ -25,6 +25,7 @@ from treering.core.content import Address
 from treering.core.encoding import decode
 from treering.core.ids import only_match, thread_key
 from treering.core.query import EventQuery, each_record, encode_cursor, record_pages
+from treering.core.rollups import MOVED
 from treering.errors import InvalidInput, MissingExtra, NotFound
 from treering.runs.follow import Follower, LiveEvent, LiveFilter, live_event
 from treering.runs.money import from_nanos, to_nanos
@@ -275,7 +276,7 @@ class Timeline:
                 heappush(ends, (row.end_us, row.seq, row))
             elif row.is_open:
                 add(row, "start")
-            elif row.event.kind == MESSAGE or everything:
+            elif row.event.kind == MESSAGE or (everything and row.event.kind != MOVED):
                 add(row, "at")
             after = encode_cursor(query, ts_us, row.seq)
         while ends and len(events) < first:
@@ -410,7 +411,7 @@ def timeline_events(record: Record, *, everything: bool = False) -> list[Timelin
         phases: tuple[Phase, ...] = ("end",) if row.is_announced else ("start", "end")
     else:
         phases = ("start",) if row.is_open else ("at",)
-    events = [timeline_event(row, phase) for phase in phases]
+    events = [timeline_event(row, phase) for phase in phases if row.event.kind != MOVED]
     return [event for event in events if everything or event.type in USUAL_TYPES]
 
 

@@ -171,11 +171,11 @@ class Space:
         self.add_to_totals([event], sign=-1)
 
     def add_to_totals(self, events: Iterable[Event], *, sign: int) -> None:
-        """Add events to the totals or subtract them; a total without events is removed."""
+        """Add events to the totals or subtract them; an empty total is removed."""
         for key, measures in deltas(events).items():
             old = self.rollups.get(key, [0] * len(measures))
             new = [a + sign * b for a, b in zip(old, measures, strict=True)]
-            if new[0]:
+            if any(new):
                 self.rollups[key] = new
             else:
                 self.rollups.pop(key, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from treering.core.records import Problem
-from treering.core.rollups import MEASURES, RollupKey, as_sum, deltas, merge, order
+from treering.core.rollups import MEASURES, MOVED, RollupKey, as_sum, deltas, merge, order
 from treering.engines.sql.rows import RECORD_SELECT, number_of_key, record_of, run_key
 from treering.engines.sql.session import rows_in_chunks
 
@@ -218,9 +218,9 @@ class Recount:
         total: dict[RollupKey, Measures] = {}
         after = 0
         while rows := session.rows(
-            f"{RECORD_SELECT} WHERE e.space = ? AND e.day = ? AND e.kind = ? AND e.seq > ?{condition} "
+            f"{RECORD_SELECT} WHERE e.space = ? AND e.day = ? AND e.kind IN (?, ?) AND e.seq > ?{condition} "
             "ORDER BY e.seq LIMIT ?",
-            (self._space, cell.day, cell.kind, after, *values, _PAGE),
+            (self._space, cell.day, cell.kind, MOVED, after, *values, _PAGE),
         ):
             after = rows[-1][0]
             counted = {

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from treering.core.clock import Clock
+    from treering.core.batch import Event
     from treering.core.engine import Engine
     from treering.runs.otlp.traces import Trace
 
@@ -274,6 +275,11 @@ class Ingest:
             write_spans(draft, traces[name], trace_spans)
         for name, records in logs.items():
             write_logs(draft, None if name is None else traces[name], records)
+        rows: dict[str | None, list[Event]] = {}
+        for event in draft.events:
+            rows.setdefault(event.run, []).append(event)
+        for name, trace in traces.items():
+            trace.add_rows(draft, rows.get(name, ()))
         self._finish(draft, list(traces.values()))
 
     def _finish(self, draft: Draft, traces: Sequence[Trace]) -> None:

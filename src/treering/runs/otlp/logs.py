@@ -387,7 +387,7 @@ def _parent(trace: Trace | None, log: OtlpLog) -> str | None:
 
 
 def _agent(trace: Trace, log: OtlpLog) -> str | None:
-    return trace.agent_above(_parent(trace, log))
+    return trace.agent_above(_parent(trace, log), log.sender)
 
 
 def _pop_usage(fields: _Fields) -> Usage | None:

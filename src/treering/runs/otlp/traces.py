@@ -23,8 +23,10 @@ from treering.core.encoding import encode
 from treering.core.ids import RUN_MOVED
 from treering.core.query import EventQuery, each_record
 from treering.errors import InvalidInput
+from treering.core.rollups import MOVED
 from treering.runs.money import to_cost
-from treering.runs.otlp.attributes import LLM, clean_word, parse_span
+from treering.runs.otlp.attributes import AGENT, LLM, clean_word, parse_span
+from treering.runs.otlp.attribution import Attribution
 from treering.runs.otlp.decode import STATUS_ERROR
 from treering.runs.prices import CURRENCY
 from treering.runs.run import (
@@ -54,9 +56,11 @@ ATTRIBUTES: Final = "attributes"
 """The kind of a row with attributes that did not fit into the row of their span."""
 SOURCE: Final = "otlp"
 
-_MAX_CACHED_SPANS: Final = 20_000
-"""Spans of all traces that are kept in memory."""
-_MAX_DEPTH: Final = 1000
+_MAX_CACHED_ROWS: Final = 20_000
+"""Rows of all traces that are kept in memory."""
+_NAMED: Final = "names_agent"
+"""In the data of a row: its agent is not that of another span."""
+_NAMED_MARK: Final = f'"{_NAMED}":true'.encode()
 _MAX_SENDERS_SIZE: Final = 8_000
 """How much a run's metadata says about senders; further ones are described with each of their spans."""
 _PENDING: Final = "pending_span"
@@ -82,12 +86,8 @@ class Trace:
         self.is_changed = False
         self.seen_at = 0.0
         self.last_us = 0
-        self.agents: dict[str, str | None] = {}
-        """The agent of each span that has arrived."""
-        self.parents: dict[str, str | None] = {}
+        self.spans = Attribution()
         self.announced: set[str] = set()
-        self.covered: set[str] = set()
-        """Spans with counted tokens below them; their own token counts are the same tokens again."""
         self.resources: list[dict[str, Any]] = []
         self.scopes: list[str] = []
         self._prefix = id[-8:] + "."
@@ -121,6 +121,7 @@ class Trace:
             if info.thread is None and thread is not None:
                 info = structs.replace(info, thread=thread)
                 self._is_moved = self.is_listed
+                self.spans.change_thread()
             if info.agent is None and agent is not None:
                 info = structs.replace(info, agent=agent)
             if info.status == UNFINISHED:
@@ -186,22 +187,16 @@ class Trace:
             fields["scope_attributes"] = sender.scope_attributes
         return fields
 
-    def agent_above(self, span: str | None) -> str | None:
-        """Return the agent of the nearest ancestor that has arrived, or of the run."""
-        depth = 0
-        while span is not None and depth < _MAX_DEPTH:
-            agent = self.agents.get(span)
-            if agent is not None:
-                return agent
-            span = self.parents.get(span)
-            depth += 1
-        return None if self.info is None else self.info.agent
+    def agent_above(self, span: str | None, sender: Sender) -> str | None:
+        """Return the agent of the nearest ancestor that names one and has arrived, or the service."""
+        return self.spans.agent_at(span) or clean_word(sender.service)
 
-    def cover(self, span: str | None) -> None:
-        """Record that tokens were counted below this span."""
-        while span is not None and span not in self.covered:
-            self.covered.add(span)
-            span = self.parents.get(span)
+    def add_rows(self, draft: Draft, events: Iterable[Event]) -> None:
+        """Count new rows of the run, and move what earlier ones added to where it belongs by now."""
+        if self.spans.add_rows(events):
+            self.is_changed = True  # so that another server that writes to this run reads it again
+            for event in self.spans.moves(run=self.id, thread=self.writer.thread, scope=self.writer.scope):
+                draft.event(event)
 
     def write_to(self, draft: Draft) -> None:
         """Write the state of the run, if it has changed."""
@@ -243,22 +238,24 @@ class Trace:
         self.resources = [each for each in info.meta.get("resources", ()) if isinstance(each, dict)]
         self.scopes = [each for each in info.meta.get("scopes", ()) if isinstance(each, str)]
         self.last_us = info.ended_at_us or info.started_at_us
-        for record in records:
-            self._load_span(record)
+        events = [record.event for record in records if record.event.kind != MOVED]
+        for event in events:
+            self._load_span(event)
+        self.spans.add_rows(events)
+        self.spans.settle(thread=self.writer.thread)
 
-    def _load_span(self, record: Record) -> None:
-        event = record.event
+    def _load_span(self, event: Event) -> None:
         span = event.span
         if span is None:
             return
+        is_named = event.kind in (SPAN + AGENT, OPEN + AGENT) or _NAMED_MARK in (event.data or b"")
+        agent = event.agent if is_named else None
         if event.kind.startswith(OPEN):
             self.announced.add(span)
+            self.spans.name_agent(span, agent)
         elif event.kind.startswith(SPAN):
-            self.agents[span] = event.agent
-            self.parents[span] = event.parent
+            self.spans.add_span(span, parent=event.parent, agent=agent)
             self.last_us = max(self.last_us, event.ts_us + (event.duration_us or 0))
-            if event.usage is not None:
-                self.cover(event.parent)
 
     def _set(self, info: RunInfo) -> None:
         if info != self.info:
@@ -296,10 +293,10 @@ class Traces:
         now = time.monotonic()
         for trace in traces:
             trace.seen_at = now
-        spans = sum(1 + len(trace.parents) for trace in self._cached.values())
-        while spans > _MAX_CACHED_SPANS and len(self._cached) > 1:
+        rows = sum(1 + trace.spans.size for trace in self._cached.values())
+        while rows > _MAX_CACHED_ROWS and len(self._cached) > 1:
             _, oldest = self._cached.popitem(last=False)
-            spans -= 1 + len(oldest.parents)
+            rows -= 1 + oldest.spans.size
 
     def evict(self, ids: Iterable[str]) -> None:
         """Read these from the store again, the next time."""
@@ -328,10 +325,10 @@ def write_spans(draft: Draft, trace: Trace, spans: Iterable[OtlpSpan]) -> None:
         row_id = trace.row_id(span.id)
         if span.attributes.get("logfire.span_type") == _PENDING:
             pending.append(span)
-        elif row_id not in trace.parents:
+        elif row_id not in trace.spans.parents:
             parsed = parse_span(span)
-            trace.parents[row_id] = None if span.parent is None else trace.row_id(span.parent)
-            trace.agents[row_id] = parsed.agent
+            parent = None if span.parent is None else trace.row_id(span.parent)
+            trace.spans.add_span(row_id, parent=parent, agent=parsed.agent)
             new.append((row_id, span, parsed))
     if new:
         _update_trace(trace, new)
@@ -360,25 +357,27 @@ def _update_trace(trace: Trace, new: list[_NewSpan]) -> None:
 def _counted(trace: Trace, new: list[_NewSpan]) -> set[str]:
     """Return the spans whose tokens count: when two instrumentations report one call, the inner one does.
 
-    Spans are visited from the latest start to the earliest, so children come before their parents.
+    Spans are visited from the latest start to the earliest, so children mostly come before their parents.
     """
     with_usage = [(row_id, span) for row_id, span, parsed in new if parsed.usage is not None]
     if len(with_usage) > 1:
         with_usage.sort(key=lambda each: (each[1].start_us, -each[1].end_us), reverse=True)
     counted: set[str] = set()
     for row_id, _ in with_usage:
-        if row_id not in trace.covered:
+        if row_id not in trace.spans.covered:
             counted.add(row_id)
-            trace.cover(trace.parents[row_id])
-    return counted
+            trace.spans.cover(trace.spans.parents[row_id])
+    return counted - trace.spans.covered
 
 
 def _write_span(
     draft: Draft, trace: Trace, row_id: str, span: OtlpSpan, parsed: ParsedSpan, *, is_counted: bool
 ) -> None:
-    parent = trace.parents[row_id]
-    agent = parsed.agent or trace.agent_above(parent)
+    parent = trace.spans.parents[row_id]
+    agent = parsed.agent or trace.agent_above(parent, span.sender)
     data: dict[str, Any] = trace.sender_fields(span.sender)
+    if parsed.agent is not None and parsed.kind != AGENT:
+        data[_NAMED] = True
     if parsed.provider is not None:
         data["provider"] = parsed.provider
     if parsed.service_tier is not None:
@@ -438,11 +437,12 @@ def _write_pending(draft: Draft, trace: Trace, span: OtlpSpan) -> None:
     if span.parent is None:
         return
     row_id = trace.row_id(span.parent)
-    if row_id in trace.parents or row_id in trace.announced:
+    if row_id in trace.spans.parents or row_id in trace.announced:
         return
     parsed = parse_span(span)
     trace.start(span.start_us, thread=parsed.thread, agent=clean_word(span.sender.service))
     trace.announced.add(row_id)
+    trace.spans.name_agent(row_id, parsed.agent)
     above = str(span.attributes.get("logfire.pending_parent_id") or "")
     parent = trace.row_id(above) if above.strip("0") else None
     trace.writer.write_open(
@@ -452,9 +452,10 @@ def _write_pending(draft: Draft, trace: Trace, span: OtlpSpan) -> None:
         name=parsed.name,
         ts_us=span.start_us,
         parent=parent,
-        agent=parsed.agent or trace.agent_above(parent),
+        agent=parsed.agent or trace.agent_above(parent, span.sender),
         model=parsed.model,
         input=parsed.input,
+        data={_NAMED: True} if parsed.agent is not None and parsed.kind != AGENT else None,
     )
 
 

@@ -31,7 +31,7 @@ from treering.engines.sql.gc.mark import PAGE, Mark, Walk, slot_key
 from treering.engines.sql.gc.sweep import SLICE, DeletionLog, drop_unused_runs, drop_unused_scopes
 from treering.engines.sql.objects import ORPHAN_SECONDS
 from treering.engines.sql.read import body_part
-from treering.engines.sql.rollups import stored_key
+from treering.engines.sql.rollups import add_to_rollups, stored_key
 from treering.engines.sql.rows import RECORD_SELECT, record_of
 from treering.engines.sql.session import rows_in_chunks
 from treering.engines.sql.spill import SpillDatabase, SpillSet
@@ -163,14 +163,15 @@ class ErasurePlan:
 _CELL: Final = " AND ".join(
     f"{name} = ?" for name in ("space", "grain", "key", "day", "agent", "model", "kind", "currency")
 )
-_SUBTRACT: Final = f"UPDATE rollup SET {', '.join(f'{name} = {name} - ?' for name in MEASURES)} WHERE {_CELL}"
-_DROP_EMPTY: Final = f"DELETE FROM rollup WHERE {_CELL} AND events = 0"
+_DROP_EMPTY: Final = (
+    f"DELETE FROM rollup WHERE {_CELL} AND {' AND '.join(f'{name} = 0' for name in MEASURES)}"
+)
 
 
 class RowDeletion:
     """Deletes the rows of a plan from the journal, refs and texts, with everything that repeats them.
 
-    An event is also counted in totals, which are reduced; a total without events is removed. The name of a
+    An event is also counted in totals, which are reduced; an empty total is removed. The name of a
     ref is also in the receipts of commits that updated it; a receipt is kept, because it makes a repeated
     batch harmless, but without the name. A text is also in the search index. **Invariant:** after each
     transaction, totals equal a recount, and the index holds exactly the texts that have a row.
@@ -232,9 +233,10 @@ class RowDeletion:
         return len(records)
 
     def _subtract(self, session: Session, events: list[Event]) -> None:
-        cells = {stored_key(cell): measures for cell, measures in deltas(events).items()}
-        session.run_many(_SUBTRACT, [(*measures, self._space, *cell) for cell, measures in cells.items()])
-        session.run_many(_DROP_EMPTY, [(self._space, *cell) for cell in cells])
+        cells = deltas(events)
+        negated = {cell: [-value for value in measures] for cell, measures in cells.items()}
+        add_to_rollups(session, self._space, negated)
+        session.run_many(_DROP_EMPTY, [(self._space, *stored_key(cell)) for cell in cells])
 
     def _some_refs(self, session: Session, limit: int) -> int:
         columns = "SELECT name, coalesce(length(value), 0), version FROM ref"
