@@ -619,9 +619,9 @@ class Draft:
         self._texts.append(text)
 
     @property
-    def events(self) -> Sequence[Event]:
+    def events(self) -> tuple[Event, ...]:
         """The rows for the journal so far."""
-        return self._events
+        return tuple(self._events)
 
     @property
     def is_empty(self) -> bool:

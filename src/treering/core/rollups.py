@@ -32,8 +32,8 @@ ERROR: Final = "error"
 
 
 MOVED: Final = "moved"
-"""The kind of an event that moves what others added. Its ``name`` is their kind, its ``data`` a `Move`, and its
-other columns are what they add up to and what it is added to."""
+"""The kind of an event that moves what others added. Its ``name`` is their kind, its ``data`` a `Move`, and
+its other columns are their sums and what these are added to."""
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -42,7 +42,6 @@ from treering.runs.replay import ReplayStep, replay
 from treering.runs.run import (
     CRASHED,
     QUIET_SECONDS,
-    RUN,
     RUN_LIST,
     RUNNING,
     RUNS,

@@ -1,9 +1,9 @@
 """Decide which agent and thread each row of a trace counts for, whatever order its spans arrive in.
 
-A span that names no agent belongs to its nearest ancestor's, a run to the thread that any of its spans names,
-and of two spans that report the same tokens the inner one counts. All of that may arrive after the row it
+A span that names no agent belongs to its nearest ancestor's, a run to the thread that any of its spans
+names, and of two spans that report the same tokens the inner one counts. That may arrive after the row it
 concerns, since exporters send children first. So a row is counted as far as is known, and what it added is
-moved once more is known (`core.rollups.MOVED`). **Invariant:** after each commit, every total is what it would
+moved later (`core.rollups.MOVED`). **Invariant:** after each commit, every total is what it would
 be if all spans so far had arrived together.
 """
 

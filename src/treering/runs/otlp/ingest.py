@@ -35,8 +35,8 @@ from treering.runs.run import QUIET_SECONDS, run_ref
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from treering.core.clock import Clock
     from treering.core.batch import Event
+    from treering.core.clock import Clock
     from treering.core.engine import Engine
     from treering.runs.otlp.traces import Trace
 

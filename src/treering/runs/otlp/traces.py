@@ -22,8 +22,8 @@ from treering.core.batch import ABSENT, Event
 from treering.core.encoding import encode
 from treering.core.ids import RUN_MOVED
 from treering.core.query import EventQuery, each_record
-from treering.errors import InvalidInput
 from treering.core.rollups import MOVED
+from treering.errors import InvalidInput
 from treering.runs.money import to_cost
 from treering.runs.otlp.attributes import AGENT, LLM, clean_word, parse_span
 from treering.runs.otlp.attribution import Attribution
