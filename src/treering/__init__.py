@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from treering.limits.tool_budgets import Budget, Budgets
     from treering.replays.capture import instrument, record
     from treering.replays.replay import replay
+    from treering.replays.rerun import rerun, rerun_async
     from treering.runs.span import carry
     from treering.state.user_sessions import UserSession
     from treering.store import Store
@@ -42,6 +43,8 @@ __all__ = [
     "open_async",
     "record",
     "replay",
+    "rerun",
+    "rerun_async",
 ]
 
 _MODULES: Final = {
@@ -57,6 +60,8 @@ _MODULES: Final = {
     "open_async": "treering.api",
     "record": "treering.replays.capture",
     "replay": "treering.replays.replay",
+    "rerun": "treering.replays.rerun",
+    "rerun_async": "treering.replays.rerun",
 }
 
 

@@ -208,11 +208,13 @@ class Store:
         """The log of a thread, in order; with ``outputs``, also appended to a JSON Lines file there."""
         from treering.threads.transcripts import Transcript
 
+        if not isinstance(thread, Thread):
+            thread = self.thread(thread, namespace)
         return Transcript(
             self._engine,
             self._space,
-            thread.id if isinstance(thread, Thread) else thread,
-            thread.namespace if isinstance(thread, Thread) else namespace or "",
+            thread.id,
+            thread.namespace,
             clock=self._clock,
             outputs=None if outputs is None else Path(outputs),
         )
@@ -293,10 +295,13 @@ class Store:
 
         Recording never waits for the disk. Everything is durable after `flush`, and when the store closes.
         """
+        from treering.core.forks import forked_thread
         from treering.runs.run import Run
 
         thread_id = thread.id if isinstance(thread, Thread) else thread
         thread_namespace = thread.namespace if isinstance(thread, Thread) else namespace or ""
+        if thread_id is not None:
+            thread_id = forked_thread(self._engine, self._space, thread_namespace, thread_id)
         if isinstance(tags, str):
             raise InvalidInput(f"tags is the string {tags!r}; pass a list of tags")
         return Run(

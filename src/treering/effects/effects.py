@@ -34,16 +34,17 @@ import threading
 import time
 from contextlib import suppress
 from itertools import dropwhile, islice
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast, get_args
 
 import msgspec
 from msgspec import structs
 
-from treering.core import failpoints
+from treering.core import failpoints, forks
 from treering.core.batch import ABSENT, Draft, Event
 from treering.core.clock import to_iso
 from treering.core.content import INLINE_LIMIT, Address, Content
 from treering.core.encoding import decode, decode_json, encode_json
+from treering.core.forks import forked_thread
 from treering.core.ids import Scope, check_id, new_id, only_match, thread_key, thread_scope
 from treering.core.query import EventQuery, each_record, each_ref
 from treering.core.records import Lease
@@ -391,7 +392,10 @@ class Effects:
             check_id(intent.id, "effect id")
             if intent.replay not in get_args(Replay):
                 raise InvalidInput(f"replay={intent.replay!r} is invalid; use {', '.join(get_args(Replay))}")
-            scope = _scope(intent.thread_id, intent.namespace, intent.id)
+            thread = intent.thread_id
+            if thread is not None:
+                thread = forked_thread(self._engine, self._space, intent.namespace, thread)
+            scope = _scope(thread, intent.namespace, intent.id)
             now_us = self._clock.now_us()
             arguments, links = _store(draft, intent.arguments, scope)
             row = _Row(
@@ -402,7 +406,7 @@ class Effects:
                 planned_us=now_us,
                 takes_key=intent.takes_key,
                 call=intent.call_id,
-                thread=intent.thread_id,
+                thread=thread,
                 namespace=intent.namespace,
                 run=intent.run_id,
                 agent=intent.agent,
@@ -459,6 +463,9 @@ class Effects:
         ``probe`` finds out whether an unknown one happened: it returns an `Outcome`, or ``None`` if it cannot
         tell.
         """
+        fork = forks.current.fork
+        if fork is not None and intent.replay != "safe" and fork.is_of(self._engine, self._space):
+            return cast("Effect", fork.effect(self, intent))
         self.plan(intent)
         begun = self.begin(intent.id, wait_seconds=wait_seconds)
         if isinstance(begun, Attempt) or begun.status != "unknown" or probe is None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from treering.core.encoding import decode_json, encode_json
+from treering.core.forks import forked_thread
 from treering.core.query import EventQuery, each_record
 from treering.errors import Corrupt, InvalidInput
 from treering.graphs.extension import WRITES
@@ -65,6 +66,7 @@ class Graphs:
 
     def key(self, thread_id: str, subgraph: str) -> GraphKey:
         """Return the key of a graph."""
+        thread_id = forked_thread(self._engine, self._space, self._namespace, thread_id)
         known = self._keys.get((thread_id, subgraph))
         if known is None:
             if len(self._keys) >= _MAX_KEYS:

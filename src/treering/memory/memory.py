@@ -21,6 +21,7 @@ import msgspec
 from treering.core.batch import ABSENT, Draft, Event, Text
 from treering.core.clock import to_datetime
 from treering.core.encoding import decode_json, encode_json
+from treering.core.forks import forked_memory
 from treering.core.ids import check_id, new_id
 from treering.core.optimistic import Backoff, check_version
 from treering.core.query import Erasure, EventQuery, encode_cursor, record_pages, ref_pages
@@ -101,20 +102,27 @@ class Memory:
     ) -> None:
         self._engine = engine
         self._space = space
-        self._namespace = check_id(namespace, "namespace") if namespace else ""
+        self._name = check_id(namespace, "namespace") if namespace else ""
         self._clock = clock
         self._forgetter = forgetter
         self._embedder = embedder
         self._vectors = vectors or VectorIndex()
-        self._prefix = ref_prefix(self._namespace)
 
     def __repr__(self) -> str:
-        return f"<Memory namespace={self._namespace!r}>"
+        return f"<Memory namespace={self._name!r}>"
 
     @property
     def namespace(self) -> str:
         """The namespace; empty for shared memory."""
-        return self._namespace
+        return self._name
+
+    @property
+    def _namespace(self) -> str:
+        return forked_memory(self._engine, self._space, self._name)
+
+    @property
+    def _prefix(self) -> str:
+        return ref_prefix(self._namespace)
 
     def in_namespace(self, namespace: str) -> Memory:
         """Return the memory of an agent, a user or a project; forgetting that namespace erases it."""
@@ -125,7 +133,7 @@ class Memory:
 
         Vectors are stored per embedder name and version of the text, and are forgotten with the document.
         """
-        return self._copy(self._namespace, validate_embedder(embedder))
+        return self._copy(self._name, validate_embedder(embedder))
 
     def namespaces(self, *, after: str | None = None) -> Iterator[str]:
         """List the namespaces that have documents, by name; with ``after``, those behind that one."""

@@ -38,6 +38,8 @@ from treering.adapters.shared import Opened, StoreOrUrl
 from treering.core.encoding import decode
 from treering.errors import InvalidInput
 from treering.replays import wire
+from treering.replays.nature import Nature, current
+from treering.replays.nature import begin as begin_nature
 from treering.runs.exchanges import (
     CallError,
     Exchange,
@@ -46,6 +48,7 @@ from treering.runs.exchanges import (
     interception,
     public_headers,
     public_url,
+    record_draws,
     record_exchange,
 )
 from treering.runs.run import Run
@@ -70,6 +73,10 @@ class _Nested:
         self.is_recorded = False
 
 
+recorded_run: Final[ContextVar[RunNode | None]] = ContextVar("treering_recorded_run", default=None)
+"""The run of `record`, which the calls of runs inside of it belong to as well."""
+
+
 class Asked(msgspec.Struct, kw_only=True):
     """A call that is about to be made."""
 
@@ -90,6 +97,10 @@ class Session(Protocol):
 
     def answer(self, asked: Asked) -> Exchange | None:
         """Return the recorded exchange, or ``None`` if the call is to be made. May change the request."""
+        ...
+
+    def model(self, function: Callable[..., Any], messages: Any) -> tuple[Callable[..., Any], Any]:
+        """Return the model's function that is asked for a call that is made, and what it is given."""
         ...
 
     def knows(self, kind: ExchangeKind) -> bool:
@@ -239,6 +250,8 @@ class PendingCall:
         self._run: Run | None = None
         self._span: Span | None = None
         node = current_run_node()
+        given = current.nature
+        self._draws = {} if given is None else given.take()
         spans = any(each.spans for each in state.instrumentations)
         owner = next((each for each in state.instrumentations if each.owns_runs), None)
         if (
@@ -250,6 +263,7 @@ class PendingCall:
         ):
             self._run = node = owner.opened.store.run(wire.provider_of(_path(asked))).start()
         self._node = node
+        self._owner = recorded_run.get() or node
         wants_span = node is not None and is_model and spans and not node.context.has_tracer
         if wants_span and node is not None and not (isinstance(node, Span) and node.kind == "llm"):
             self._span = node.span("model", kind="llm").start()
@@ -301,8 +315,8 @@ class PendingCall:
         self._end(lambda: {"error": described}, failed=described.type)
 
     def _end(self, rest: Callable[[], dict[str, Any]], *, failed: str | None) -> None:
-        node = self._node
-        if node is None:
+        node, owner = self._node, self._owner
+        if node is None or owner is None:
             return
         asked, found, span, duration_us = self.asked, self.found, self._span, self.elapsed_us
         snapshot = self._snapshot() if asked.kind == "tool" and found is None else None
@@ -319,6 +333,7 @@ class PendingCall:
                     agent=node.agent,
                     span=node.span_id if span is None else span.id,
                     is_replayed=found is not None,
+                    draws=self._draws,
                     snapshot=found.snapshot if found is not None else snapshot,
                     **rest(),
                 )
@@ -326,7 +341,7 @@ class PendingCall:
                 made.append(msgspec.structs.replace(exchange, model=model, pieces=_whole(exchange.pieces)))
             return made[0]
 
-        record_exchange(node.context, make)
+        record_exchange(owner.context, make)
         if span is not None:
             _record_reply(span, make, is_replayed=found is not None)
             span.end(status=None if failed is None else "error")
@@ -335,7 +350,7 @@ class PendingCall:
 
     def _snapshot(self) -> str | None:
         """The files after a tool call, if the run has a folder."""
-        known = None if self._node is None else state.folders.get(self._node.run_id)
+        known = None if self._owner is None else state.folders.get(self._owner.run_id)
         if known is None:
             return None
         store, folder = known
@@ -704,8 +719,9 @@ class _Interceptor:
                 return function(messages, tools)
             if made.pending.found is not None:
                 return _replay_model(made.pending)
+            chosen, given = made.chosen(function, messages)
             with made:
-                reply = function(messages, tools)
+                reply = chosen(given, tools)
             return made.finish(reply)
 
         @functools.wraps(function)
@@ -715,8 +731,11 @@ class _Interceptor:
                 return await function(messages, tools)
             if made.pending.found is not None:
                 return _replay_model(made.pending)
+            chosen, given = made.chosen(function, messages)
             with made:
-                reply = await function(messages, tools)
+                reply = chosen(given, tools)
+                if inspect.isawaitable(reply):
+                    reply = await reply
             return made.finish(reply)
 
         is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
@@ -784,6 +803,15 @@ class _ModelCall:
             "tools": [getattr(each, "name", str(each)) for each in tools],
         }
         return cls(PendingCall(Asked(kind="model", name=name, request=request)))
+
+    def chosen(self, function: Callable[..., Any], messages: Any) -> tuple[Callable[..., Any], Any]:
+        """Return the function to ask, and what to give it, which a rerun may have changed."""
+        if state.session is None:
+            return function, messages
+        chosen, given = state.session.model(function, messages)
+        if given is not messages:
+            self.pending.asked.request = {**self.pending.asked.request, "messages": plain(given)}
+        return chosen, given
 
     def finish(self, reply: Any) -> Any:
         """Record the reply, which may be a stream, and return it."""
@@ -900,12 +928,18 @@ class RecordedRun:
         *,
         workspace: Path | None,
         entry: Callable[..., Any] | str | None,
-        arguments: Sequence[Any],
+        arguments: Sequence[Any] | Mapping[str, Any],
         make: Callable[[dict[str, Any]], Run],
         thread: Thread | None,
         instrumentation: Callable[[], Instrumentation],
+        nature: Nature | None,
+        on_end: Callable[[Run], None] | None = None,
     ) -> None:
         self._opened = opened
+        self._nature = nature
+        self._on_end = on_end
+        self._undo: list[Callable[[], None]] = []
+        self._token: Token[RunNode | None] | None = None
         self._workspace = workspace
         self._entry = entry
         self._arguments = arguments
@@ -921,18 +955,55 @@ class RecordedRun:
         if self._workspace is not None:
             self._workspace.mkdir(parents=True, exist_ok=True)
             start["workspace"] = str(self._workspace)
+            here = Path.cwd()
+            if here.is_relative_to(self._workspace):
+                start["cwd"] = str(here.relative_to(self._workspace))
             start["snapshot"] = store.workspace.snapshot(self._workspace, note="before the run")
         head = None if self._thread is None else self._thread.head
         if head is not None:
             start["checkpoint"] = head.id
         if self._entry is not None:
             start["entry"] = self._entry if isinstance(self._entry, str) else entry_name(self._entry)
-            start["arguments"] = list(self._arguments)
+            start["arguments"] = plain(_with_paths_as_text(self._arguments))
         self._run = run = self._make({START: start})
         if self._workspace is not None:
             state.folders[run.id] = (store, self._workspace)
         self._instrumentation = self._instrument()
         return run
+
+    def _begin(self, run: Run) -> Run:
+        state.node = run
+        self._token = recorded_run.set(run)
+        if self._nature is not None:
+            begin_nature(self._nature, self._undo)
+        return run.__enter__()
+
+    def _stop_drawing(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+        if self._token is not None:
+            recorded_run.reset(self._token)
+            self._token = None
+
+    def _end(self) -> None:
+        """Record what the run ends with: its files, and the checkpoint of its thread."""
+        run, store, end = self._run, self._opened.store, dict[str, Any]()
+        if run is None:
+            return
+        end["at_us"] = store.clock.now_us()
+        if self._nature is not None and (rest := self._nature.take()):
+            record_draws(run.context, rest)
+        try:
+            if self._workspace is not None:
+                end["snapshot"] = store.workspace.snapshot(self._workspace, note="after the run")
+            head = None if self._thread is None else self._thread.head
+            if head is not None:
+                end["checkpoint"] = head.id
+        except Exception as error:  # noqa: BLE001 - the agent must not fail because of it
+            warnings.warn(f"what run {run.id!r} ended with could not be saved: {error}", stacklevel=4)
+        run.note(**{END: end})
+        if self._on_end is not None:
+            self._on_end(run)
 
     def _finish(self) -> None:
         if self._run is not None:
@@ -943,27 +1014,27 @@ class RecordedRun:
         self._opened.close()
 
     def __enter__(self) -> Run:
-        run = self._prepare()
-        state.node = run
-        return run.__enter__()
+        return self._begin(self._prepare())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._run is not None:
+            self._stop_drawing()
+            self._end()
             self._run.__exit__(kind, error, trace)
         state.node = None
         self._finish()
 
     async def __aenter__(self) -> Run:
-        run = await asyncio.to_thread(self._prepare)
-        state.node = run
-        return run.__enter__()
+        return self._begin(await asyncio.to_thread(self._prepare))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._run is not None:
+            self._stop_drawing()
+            await asyncio.to_thread(self._end)
             self._run.__exit__(kind, error, trace)
         state.node = None
         await asyncio.to_thread(self._finish)
@@ -971,6 +1042,8 @@ class RecordedRun:
 
 START: Final = "start"
 """In a run's metadata: what it began with (checkpoint, snapshot, entry point)."""
+END: Final = "end"
+"""In a run's metadata: what it ended with (checkpoint, snapshot)."""
 
 
 def record(
@@ -981,12 +1054,13 @@ def record(
     namespace: str | None = None,
     workspace: str | Path | None = None,
     entry: Callable[..., Any] | str | None = None,
-    arguments: Sequence[Any] = (),
+    arguments: Sequence[Any] | Mapping[str, Any] = (),
     id: str | None = None,
     meta: Mapping[str, Any] | None = None,
     tags: Sequence[str] = (),
     spans: bool = True,
     also: Sequence[str] = (),
+    draws: bool = True,
 ) -> RecordedRun:
     """Record a run so that it can be made again: ``with treering.record(store, agent="coder") as run: ...``.
 
@@ -995,10 +1069,12 @@ def record(
     Args:
         workspace: the folder that the agent works in; its files are saved before the run and after each
             tool call.
-        entry: the function that the agent begins with, or its name ``module:function``, with its
-            ``arguments``; `treering.rerun` calls it again.
+        entry: the function that the agent begins with, or its name ``module:function`` (which may also be
+            that of an agent or a LangGraph graph), with its ``arguments``; `treering.rerun` calls it again.
         spans: record a span for each model call, unless an adapter or our loop does so.
         also: the beginnings of further addresses whose requests are recorded.
+        draws: keep what the clock, randomness and ids give to the agent's own code, so that a replay can
+            give it again (`treering.replays.nature`).
     """
     opened = Opened(store_or_url)
     store = opened.store
@@ -1014,7 +1090,18 @@ def record(
             agent, thread=thread, namespace=namespace, id=id, meta={**(meta or {}), **start}, tags=tags
         ),
         instrumentation=lambda: Instrumentation(None, spans=spans, tools=True, also=also),
+        nature=Nature() if draws else None,
     )
+
+
+def _with_paths_as_text(value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fspath(cast("os.PathLike[str]", value))
+    if isinstance(value, Mapping):
+        return {name: _with_paths_as_text(each) for name, each in cast("Mapping[str, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_paths_as_text(each) for each in cast("Sequence[Any]", value)]
+    return value
 
 
 def entry_name(function: Callable[..., Any]) -> str:

@@ -32,11 +32,12 @@ import msgspec
 from treering.adapters.shared import Opened, StoreOrUrl
 from treering.core.encoding import encode_json
 from treering.errors import Conflict, InvalidInput, NotFound, TreeringError
-from treering.replays import capture
+from treering.replays import capture, nature
 from treering.replays.capture import Asked, state
-from treering.runs.exchanges import Exchange, ExchangeKind, read_exchanges
+from treering.runs.exchanges import Exchange, ExchangeKind, read_draws, read_exchanges
 from treering.runs.run import RunInfo
 from treering.runs.span import RunNode, replaying
+from treering.store import Store
 
 Stub = Callable[[Asked], Exchange | None]
 """Answers a call that the recording does not have; ``None``: make it for real."""
@@ -243,6 +244,7 @@ class Replay:
         tools: bool = True,
         allow: Sequence[str] = (),
         complete: bool = False,
+        draws: Mapping[str, list[Any]] | None = None,
     ) -> None:
         if isinstance(otherwise, str) and otherwise not in ("stop", "real"):
             raise InvalidInput(f"otherwise={otherwise!r} is invalid; use 'stop', 'real' or a function")
@@ -257,6 +259,8 @@ class Replay:
         self._tools = tools
         self._allow = tuple(allow)
         self._complete = complete
+        self._draws = draws
+        self._undo: list[Callable[[], None]] = []
         self._lock = threading.Lock()
 
     @property
@@ -287,13 +291,17 @@ class Replay:
         replaying.now = False
         return None if isinstance(self._otherwise, str) else self._otherwise(asked)
 
+    def model(self, function: Callable[..., Any], messages: Any) -> tuple[Callable[..., Any], Any]:
+        """Return the function that is asked for a call that is made, and what it is given."""
+        return function, messages
+
     def knows(self, kind: ExchangeKind) -> bool:
         """Whether the recording has exchanges of this kind."""
         return any(each.kind == kind for each in self.recording.exchanges)
 
     def check_allowed(self, host: str, port: int | None) -> None:
         """Raise `NetworkBlocked` if nothing may be sent to a host."""
-        _sockets.check(host, port)
+        blocked_sockets.check(host, port)
 
     def start(self) -> None:
         """Answer calls from now on; ``with`` does this."""
@@ -303,14 +311,18 @@ class Replay:
             state.session = self
             capture.install()
         replaying.now = True
+        if self._draws is not None:
+            nature.begin(nature.Nature(self._draws), self._undo)
         if self._otherwise == "stop":
-            _sockets.block(self._allow)
+            blocked_sockets.block(self._allow)
 
     def stop(self) -> None:
         """Answer no more; ``with`` does this. May be called twice."""
         with state.lock:
             if state.session is self:
-                _sockets.unblock()
+                while self._undo:
+                    self._undo.pop()()
+                blocked_sockets.unblock()
                 replaying.now = False
                 state.session = None
                 capture.uninstall()
@@ -392,7 +404,7 @@ class _BlockedSockets:
         )
 
 
-_sockets: Final = _BlockedSockets()
+blocked_sockets: Final = _BlockedSockets()
 
 
 def replay(
@@ -404,6 +416,7 @@ def replay(
     tools: bool = True,
     allow: Sequence[str] = (),
     complete: bool = False,
+    draws: bool = True,
 ) -> Replay:
     """Replay a recorded run: ``with treering.replay(store, run_id) as replayed: my_agent(question)``.
 
@@ -414,6 +427,7 @@ def replay(
         tools: answer tool calls too; else they are made for real.
         allow: what may be connected to nevertheless, as ``host`` or ``host:port``.
         complete: also raise `Diverged` if the agent ends without having asked for everything.
+        draws: give the agent's own code the times, random numbers and ids of the recording, if it has them.
 
     Raises:
         NotFound: There is no such run, or nothing of it was recorded with `instrument` or `record`.
@@ -424,21 +438,33 @@ def replay(
         store.flush()
         info = store.runs.get(run) if isinstance(run, str) else run
         exchanges = load_exchanges(store, info.id)
-        host = urlsplit(store.url).netloc.rpartition("@")[2]
         return Replay(
             exchanges,
             run=info,
             tolerance=tolerance,
             otherwise=otherwise,
             tools=tools,
-            allow=(*allow, *([host, host.partition(":")[0]] if host else ())),
+            allow=(*allow, *hosts_of(store)),
             complete=complete,
+            draws=load_draws(store, exchanges, info.id) if draws else None,
         )
     finally:
         opened.close()
 
 
-def load_exchanges(store: Any, run_id: str) -> list[Exchange]:
+def hosts_of(store: Store) -> tuple[str, ...]:
+    """Return the hosts that a store connects to, which a replay may do as well."""
+    host = urlsplit(store.url).netloc.rpartition("@")[2]
+    return (host, host.partition(":")[0]) if host else ()
+
+
+def load_draws(store: Store, exchanges: Sequence[Exchange], run_id: str) -> dict[str, list[Any]]:
+    """Return what the clock, randomness and ids gave during a run."""
+    rest = read_draws(store.engine, store.space, run_id)
+    return nature.merge_draws([*(each.draws for each in exchanges), *rest])
+
+
+def load_exchanges(store: Store, run_id: str) -> list[Exchange]:
     """Return the exchanges of a run; raise `NotFound` if none were recorded."""
     exchanges = read_exchanges(store.engine, store.space, run_id)
     if not exchanges:

@@ -31,7 +31,7 @@ from treering.core.batch import Event
 from treering.core.content import Address, Content, list_address
 from treering.core.encoding import decode, decode_json, encode, encode_json
 from treering.core.ids import new_id
-from treering.core.query import EventQuery, record_pages
+from treering.core.query import EventQuery, each_record, record_pages
 from treering.runs.span import SpanWriter, encode_any
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ EXCHANGE: Final = "exchange."
 """Prefix of the kind of an exchange's row."""
 ExchangeKind = Literal["http", "model", "tool"]
 EXCHANGE_KINDS: Final = tuple(EXCHANGE + kind for kind in ("http", "model", "tool"))
+DRAWS: Final = EXCHANGE + "draws"
+"""The kind of a row with what the clock, randomness and ids gave after the last call of a run."""
 
 _LONG_TEXT: Final = 512
 _LINES: Final = 8
@@ -306,6 +308,26 @@ def record_exchange(context: RunContext, make: Callable[[], Exchange]) -> None:
     context.sink.put(write)
 
 
+def record_draws(context: RunContext, draws: dict[str, list[Any]]) -> None:
+    """Queue what the clock, randomness and ids gave after the last call of a run."""
+    event_id, at_us, writer = new_id(), context.clock.now_us(), context.writer
+
+    def write(draft: Draft) -> None:
+        draft.event(
+            Event(
+                id=event_id,
+                kind=DRAWS,
+                ts_us=at_us,
+                scope=writer.scope,
+                run=writer.run,
+                thread=writer.thread,
+                data=encode_json({"draws": draws}),
+            )
+        )
+
+    context.sink.put(write)
+
+
 def _holder(request: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a request whose lists are kept by themselves: its body, if that is JSON."""
     body = request.get("body")
@@ -360,6 +382,12 @@ def read_exchanges(engine: Engine, space: str, run_id: str) -> list[Exchange]:
             for number, (record, data) in enumerate(zip(records, datas, strict=True), start=1)
         ]
     return found
+
+
+def read_draws(engine: Engine, space: str, run_id: str) -> list[dict[str, list[Any]]]:
+    """Read what the clock, randomness and ids gave after the calls of a run."""
+    query = EventQuery(run=run_id, order="time", kinds=(DRAWS,))
+    return [decode_json(each.event.data or b"{}")["draws"] for each in each_record(engine, space, query)]
 
 
 def _read_lists(engine: Engine, space: str, datas: list[dict[str, Any]]) -> dict[str, list[Any]]:

@@ -294,6 +294,10 @@ class Run(RunNode):
         self._context.sink.put(self._write_start)
         return self
 
+    def note(self, **metadata: Any) -> None:
+        """Add to the run's metadata, which is stored again when it ends."""
+        self._info = validate_run(structs.replace(self._info, meta={**self._info.meta, **metadata}))
+
     def end(self, *, status: str = OK) -> None:
         """End the run; ``with`` does this. A second call has no effect."""
         if self._info.ended_at_us is None:

@@ -18,6 +18,7 @@ from msgspec import structs
 
 from treering.core.batch import ABSENT, Draft
 from treering.core.clock import to_datetime
+from treering.core.forks import refuse_outside
 from treering.core.ids import Scope, check_id, namespace_prefix
 from treering.core.query import EventQuery, ListQuery, each_listed, each_record, encode_list_cursor
 from treering.core.records import list_place
@@ -306,6 +307,7 @@ class Schedules:
                 return task
 
     def _create(self, task: Task, change: str) -> bool:
+        refuse_outside(self._engine, self._space, f"the task {task.id!r}")
         draft = Draft(self._space)
         check_id(task.id, "task id")
         put_task(draft, task, expect=ABSENT)

@@ -21,6 +21,7 @@ from treering.core.batch import ABSENT, Add, Draft, Event
 from treering.core.clock import to_iso
 from treering.core.content import INLINE_LIMIT, Address, Content
 from treering.core.encoding import decode, decode_json, encode_json
+from treering.core.forks import refuse_outside
 from treering.core.ids import Scope, check_id, namespace_prefix
 from treering.core.optimistic import Backoff, check_version
 from treering.core.query import EventQuery, each_record, each_ref, encode_cursor
@@ -132,6 +133,7 @@ class State:
         Raises:
             Conflict: the sum would exceed ``ceiling``.
         """
+        refuse_outside(self._engine, self._space, f"the state {key!r}")
         name, scope = self._names(key)
         draft = Draft(self._space)
         draft.add_to_ref(name, Add(delta=delta, ceiling=ceiling), scope=scope)
@@ -146,6 +148,7 @@ class State:
 
     def delete(self, key: str, *, if_version: int | None = None) -> bool:
         """Delete a key; return whether it existed. ``if_version`` as in `set`."""
+        refuse_outside(self._engine, self._space, f"the state {key!r}")
         name, scope = self._names(key)
         backoff = Backoff()
         while True:
@@ -218,6 +221,7 @@ class State:
         return UserSessions(self, kind, name=name, default_mode=default_mode)
 
     def _swap(self, key: str, compute: Callable[[Ref | None], Any], if_version: int | None) -> StateEntry:
+        refuse_outside(self._engine, self._space, f"the state {key!r}")
         name, scope = self._names(key)
         backoff = Backoff()
         while True:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 import msgspec
 
+from treering.core.forks import forked_thread
 from treering.core.ids import check_id, new_id, short_id
 from treering.errors import Conflict, InvalidInput, NotFound
 from treering.limits.tool_budgets import Budgets, Counters
@@ -89,8 +90,10 @@ class Thread:
     """One thread, as this object last saw it. Safe to use from several threads at once."""
 
     def __init__(self, context: ThreadContext, thread_id: str, namespace: str) -> None:
-        self._id = check_id(thread_id, "thread id")
         self._namespace = check_id(namespace, "thread namespace") if namespace else ""
+        self._id = forked_thread(
+            context.engine, context.space, self._namespace, check_id(thread_id, "thread id")
+        )
         self._context = context
         self._engine = context.engine
         self._space = context.space

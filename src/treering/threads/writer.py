@@ -41,9 +41,10 @@ from msgspec import structs
 
 from treering.core.batch import ABSENT, Draft, Listing
 from treering.core.encoding import encode
+from treering.core.forks import forked_thread
 from treering.core.ids import namespace_prefix, new_id, thread_scope
 from treering.core.records import MAX_LIST_DEPTH, branch_point
-from treering.errors import Corrupt, ListMoved
+from treering.errors import Conflict, Corrupt, ListMoved
 from treering.threads.checkpoint import (
     MESSAGES,
     CheckpointRecord,
@@ -228,6 +229,11 @@ class CheckpointWriter:
     def put(self, draft: Draft, new: NewCheckpoint, *, append: bool = True) -> CheckpointRecord:
         """Add a checkpoint to a batch, with what is new in its lists and state; return its whole record."""
         record = new.record
+        if forked_thread(self._engine, self._space, record.namespace, record.thread) != record.thread:
+            raise Conflict(
+                f"thread {record.thread!r} is being rerun, and its agent writes to a fork of it; open the "
+                "thread inside of the agent, and not before the rerun"
+            )
         scope = thread_scope(record.thread, record.namespace)
         lists, state = record.lists, record.state
         if new.lists:

@@ -45,6 +45,7 @@ from treering.core.batch import Draft, Text, Tokens
 from treering.core.clock import Clock, SystemClock, to_datetime
 from treering.core.content import Address, Content
 from treering.core.encoding import decode, encode_json
+from treering.core.forks import refuse_outside
 from treering.core.ids import Scope, check_id
 from treering.core.query import MAX_PAGE, SearchQuery, ref_pages
 from treering.core.records import Ref
@@ -581,6 +582,8 @@ class TreeringStore(Closing, BaseStore):
     # Writing
     def _put(self, ops: Sequence[PutOp], embedded: Embedded) -> None:
         names = [name_of(op.namespace, op.key) for op in ops]
+        if names:
+            refuse_outside(self._engine, self._space, f"{names[0]!r} of the LangGraph store")
         refs = self._engine.refs(self._space, names)
         now_us = self._clock.now_us()
         draft = Draft(self._space)
