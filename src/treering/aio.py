@@ -61,6 +61,7 @@ from treering.runs.timeline import Timeline, TimelineEvent, TimelineFilter, Time
 from treering.schedules.schedules import Schedules, TaskPage
 from treering.schedules.tasks import CatchUp, OccurrenceReport, Overlap, Policy, Task
 from treering.schedules.worker import Handler, Worker
+from treering.secret_scan import FoundSecret
 from treering.state.state import JsonStore, State, StateChange, StateEntry
 from treering.state.user_sessions import RestoredSessions, UserSessions
 from treering.store import Store
@@ -2403,6 +2404,14 @@ class AsyncWorkspace:
         """Async twin of `Workspace.check`."""
         return await self._bridge.call(
             self._workspace.check, id, on_progress=self._bridge.in_loop(on_progress)
+        )
+
+    async def secrets(
+        self, id: str, *, on_progress: Callable[[FileProgress], None] | None = None
+    ) -> list[FoundSecret]:
+        """Async twin of `Workspace.secrets`."""
+        return await self._bridge.call(
+            self._workspace.secrets, id, on_progress=self._bridge.in_loop(on_progress)
         )
 
     async def snapshots(

@@ -172,6 +172,17 @@ class TooMany(TreeringError):
         super().__init__(message)
 
 
+class SecretsFound(TreeringError):
+    """Keys or passwords are in what was to be handed on; nothing was. ``found`` says where, not what."""
+
+    http_status = 422
+    exit_code = 18
+
+    def __init__(self, message: str, *, found: tuple[str, ...] = ()) -> None:
+        self.found = found
+        super().__init__(message)
+
+
 class NewerStore(TreeringError):
     """The store was written by a newer treering; upgrade this installation to open it."""
 

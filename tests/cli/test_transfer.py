@@ -56,6 +56,7 @@ class TestExport:
             "events": 0,
             "snapshots": 0,
             "left_out": {},
+            "secrets": [],
         }
 
     def test_to_stdout_and_nothing_else(self, process, folder):

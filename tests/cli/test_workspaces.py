@@ -199,3 +199,28 @@ def test_names_that_are_no_utf_8_are_told_to_programs_as_well(run, work: Path, t
     assert done.code == 0
     assert "bad\\xff.txt" in done.json["written"]
     assert picture(tmp_path / "new") == picture(work)
+
+
+def test_secrets_in_files_are_warned_of_and_listed(run, work: Path) -> None:
+    key = "ghp_" + "q7Zx1Lw9Rt4Vb6Ny8Mk2" + "Jd5Hs3Gf0Pc7Xe1T"
+    clean = run("snapshot", work).out.strip()
+    assert run("secrets", clean).out.strip() == "no secrets found"
+    (work / "src" / "env.txt").write_text(f"HOME=/root\nGITHUB_TOKEN={key}\n")
+    taken = run("snapshot", work)
+    assert "warning: secret in src/env.txt:2: github-token" in taken.err
+    listed = run("secrets", taken.out.strip())
+    assert (listed.code, listed.out.splitlines()[1].split()[:3]) == (18, ["src/env.txt", "2", "github-token"])
+    assert [each["path"] for each in run("secrets", "latest", "--json").json] == ["src/env.txt"]
+    assert key not in taken.err + listed.out
+
+
+def test_an_export_warns_of_secrets(run, tmp_path: Path) -> None:
+    key = "ghp_" + "q7Zx1Lw9Rt4Vb6Ny8Mk2" + "Jd5Hs3Gf0Pc7Xe1T"
+    with treering.open() as store:
+        store.thread("leaky").checkpoint([{"role": "tool", "content": f"PATH=/bin\nTOKEN={key}"}])
+        store.thread("tight").checkpoint([{"role": "user", "content": "hello"}])
+    for command in (("jsonl", "--all", "-o", tmp_path / "all.jsonl"), ("agentry", tmp_path / "outputs")):
+        done = run("export", *command)
+        assert done.code == 0
+        assert done.err.count("warning: secret in") == 1
+        assert key not in done.out + done.err

@@ -103,6 +103,7 @@ def test_snapshots_are_looked_into(client, store, tmp_path):
     (change,) = client.get(f"/snapshots/diff?a={one}&b={two}").json()["changes"]
     assert (change["path"], change["change"]) == ("notes.txt", "added")
     assert client.get(f"/snapshots/{two}/check").json()["problems"] == []
+    assert client.get(f"/snapshots/{two}/secrets").json() == {"count": 0, "secrets": []}
     (folder / os.fsdecode(b"bad\xff")).touch()
     three = store.workspace.snapshot(folder)
     assert client.get(f"/snapshots/{three}/ls").json()["entries"][0]["path"] == "bad\\xff"

@@ -144,3 +144,21 @@ def test_a_damaged_store_is_reported(page, own_store, tmp_path):
     page.goto(f"{url}/ui/#/store")
     page.get_by_role("button", name="Verify").click()
     expect(page.locator(".verdict.bad")).to_contain_text("problem")
+
+
+def test_snapshots_with_secrets_have_a_badge_and_say_where(page, own_store, tmp_path):
+    store, url = own_store
+    (tmp_path / "leak").mkdir()
+    (tmp_path / "leak" / "env.txt").write_text("A=1\nTOKEN=ghp_" + "q7Zx1Lw9Rt4Vb6Ny8Mk2" + "Jd5Hs3Gf0Pc7Xe1T\n")
+    store.workspace.snapshot(tmp_path / "leak", note="with a key in it")
+    page.goto(f"{url}/ui/#/workspace")
+    row = page.locator(".line", has_text="with a key in it")
+    expect(row.locator(".tag.warn")).to_have_text("1 secret")
+    expect(page.locator(".tag.warn")).to_have_count(1)
+    row.click()
+    page.locator(".secrets summary").click()
+    expect(page.locator(".secrets li")).to_have_text("env.txt:2 github-token ghp_... of 40 characters")
+
+    store.thread("leaky").checkpoint([{"role": "user", "content": "hi"}], workspace=tmp_path / "leak")
+    page.goto(f"{url}/ui/#/threads/leaky")
+    expect(page.locator(".checkpoint-head .tag.warn")).to_have_text("1 secret")

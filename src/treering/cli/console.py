@@ -6,10 +6,14 @@ import re
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
+if TYPE_CHECKING:
+    from treering.secret_scan import FoundSecret
+
+_WARNED: Final = 10
 _CONTROLS: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Characters that JSON leaves unescaped but a terminal obeys: C1 controls, bidirectional overrides."""
 
@@ -114,3 +118,11 @@ def counts(numbers: dict[str, int]) -> str:
     """Format several counts in one line, leaving out zeros."""
     parts = [f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items() if number]
     return ", ".join(parts) or "nothing"
+
+
+def warn_of_secrets(secrets: Sequence[FoundSecret]) -> None:
+    """Say on stderr which files or records seem to hold keys or passwords."""
+    for each in secrets[:_WARNED]:
+        say(f"warning: secret in {clean(str(each))}")
+    if len(secrets) > _WARNED:
+        say(f"warning: ... and {len(secrets) - _WARNED:,} more secrets")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from treering.cli.console import clean, plain, rows, say, show
+from treering.cli.console import clean, plain, rows, say, show, warn_of_secrets
 from treering.cli.options import JsonOption, StorePlace, UserNamespaceOption, takes_store
 from treering.cli.render import (
     as_json,
@@ -512,6 +512,7 @@ def transcript(
     With --json, print one line per event, as the file of a transcript has it.
     """
     from treering.errors import InvalidInput
+    from treering.secret_scan import scan_file
 
     if last is not None and output is not None:
         raise InvalidInput("--output writes the whole transcript; leave out --last")
@@ -519,6 +520,7 @@ def transcript(
         found = opened.transcript(thread, user_namespace)
         if output is not None:
             count = found.export(output)
+            warn_of_secrets(list(scan_file(output)))
             show({"events": count, "file": str(output)}, [f"{count} events in {output}"], as_json=as_json)
             return
         events = found.read(last=last)

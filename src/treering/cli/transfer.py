@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 
 import typer
 
-from treering.cli.console import clean, counts, progress, rows, say, show
+from treering.cli.console import clean, counts, progress, rows, say, show, warn_of_secrets
 from treering.cli.options import (
     JsonOption,
     NamespaceOption,
@@ -270,6 +270,7 @@ def export_jsonl(
         say(
             f"note: the files of {report.snapshots} snapshots are not in it; `treering copy` takes them along"
         )
+    warn_of_secrets(report.secrets)
     if output != "-":
         show(report, [f"{output}: {held}"], as_json=as_json)
 
@@ -315,6 +316,7 @@ def export_ciana(
 
 
 def _tell_folder(report: FolderExport, *, as_json: bool) -> None:
+    warn_of_secrets(report.secrets)
     lines = [
         f"  {each.path}: {each.count:,} {each.holds}{f' ({each.note})' if each.note else ''}"
         for each in report.files

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from treering.cli.console import clean, progress, rows, say, show, size
+from treering.cli.console import clean, progress, rows, say, show, size, warn_of_secrets
 from treering.cli.options import (
     JsonOption,
     StorePlace,
@@ -44,7 +44,7 @@ _INCLUDE: Final = typer.Option(metavar="PATTERN", help="Include although exclude
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (snapshot, snapshots, restore, ls, cat, download):
+    for command in (snapshot, snapshots, restore, ls, cat, download, secrets):
         app.command()(command)
 
 
@@ -194,6 +194,33 @@ def download(
     show(list(written), [clean(each) for each in written], as_json=as_json)
 
 
+@takes_store
+def secrets(
+    which: SnapshotArgument,
+    *,
+    place: StorePlace,
+    user_namespace: UserNamespaceOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """List keys, tokens and passwords in a snapshot.
+
+    Exits with 18 if there are any.
+    """
+    from treering.errors import SecretsFound
+
+    with place.existing() as opened, progress("reading") as update:
+        found = opened.workspace.secrets(
+            find_snapshot(opened, which, user_namespace), on_progress=_bar(update)
+        )
+    table = [
+        ("file", "line", "rule", "begins with"),
+        *((clean(each.path), str(each.line), each.rule, clean(each.hint)) for each in found),
+    ]
+    show(found, rows(table) if found else ["no secrets found"], as_json=as_json)
+    if found:
+        raise typer.Exit(SecretsFound.exit_code)
+
+
 def find_snapshot(store: Store, text: str, user_namespace: str = "") -> str:
     """Return the id of the snapshot that a user names."""
     from treering.errors import NotFound
@@ -285,6 +312,7 @@ def _snapshot_lines(info: SnapshotInfo) -> list[str]:
         say(f"left out ({each.reason}): {clean(each.path)}")
     for path in info.changed[:_SHOWN]:
         say(f"changed while it was read: {clean(path)}")
+    warn_of_secrets(info.secrets)
     say(f"{info.files:,} files, {size(info.size_bytes)}, {info.read_files:,} read")
     return [info.id]
 

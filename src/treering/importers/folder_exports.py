@@ -24,6 +24,7 @@ from treering.core.query import each_ref, each_scope
 from treering.errors import Conflict
 from treering.files import FOLDER_MODE, make_folder, open_private, translate_os_errors, write_durably
 from treering.importers.logs import NAMES, ThreadName
+from treering.secret_scan import FoundSecret, scan_folder
 from treering.state.user_sessions import UserSession
 from treering.threads import chats, transcripts
 from treering.threads.line_files import LineFormat, ThreadLog, line_file_name
@@ -45,10 +46,11 @@ class ExportedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FolderExport(msgspec.Struct, frozen=True, kw_only=True):
-    """What an export has written, file by file."""
+    """What an export has written, file by file, and what looks like keys and passwords in it."""
 
     folder: str
     files: tuple[ExportedFile, ...]
+    secrets: tuple[FoundSecret, ...] = ()
 
 
 def export_agentry(store: Store, outputs: str | Path, *, namespace: str = "") -> FolderExport:
@@ -63,13 +65,14 @@ def export_agentry(store: Store, outputs: str | Path, *, namespace: str = "") ->
             if len(page) == _ROWS_PER_COMMIT:
                 rows += _put_rows(store, file, page, namespace)
         rows += _put_rows(store, file, page, namespace)
+        secrets = tuple(scan_folder(draft))
     files = [
         ExportedFile(
             path="transcripts", holds="transcript events", count=events, note=f"of {threads} threads"
         ),
         ExportedFile(path=CHECKPOINTS, holds="checkpoints", count=rows),
     ]
-    return FolderExport(folder=str(target), files=tuple(files))
+    return FolderExport(folder=str(target), files=tuple(files), secrets=secrets)
 
 
 def export_ciana(store: Store, data: str | Path, *, namespace: str = "") -> FolderExport:
@@ -87,6 +90,7 @@ def export_ciana(store: Store, data: str | Path, *, namespace: str = "") -> Fold
         _write_json(draft / "scheduled_tasks.json", [task.to_dict() for task in tasks])
         _write_json(draft / "cc_user_states.json", states)
         lines, threads = _write_logs(store, draft / "sessions", namespace, chats.LINES)
+        secrets = tuple(scan_folder(draft))
     zoned = sum(task.type == "cron" and task.tz not in _UTC for task in tasks)
     broken = len(restored.problems)
     files = [
@@ -105,7 +109,7 @@ def export_ciana(store: Store, data: str | Path, *, namespace: str = "") -> Fold
         ),
         ExportedFile(path="sessions", holds="session log entries", count=lines, note=f"of {threads} threads"),
     ]
-    return FolderExport(folder=str(target), files=tuple(files))
+    return FolderExport(folder=str(target), files=tuple(files), secrets=secrets)
 
 
 def _put_rows(store: Store, file: CheckpointFile, page: list[str], namespace: str) -> int:

@@ -54,6 +54,7 @@ from treering.importers.jsonl_format import (
     raw_value,
     write_line,
 )
+from treering.secret_scan import FoundSecret, scan_secrets
 from treering.threads.checkpoint import (
     KIND,
     REVISION,
@@ -173,6 +174,7 @@ def _taken_out(
 
 
 _PAGE: Final = 500
+_SECRETS: Final = 100
 
 
 class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,6 +187,8 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
     snapshots: int
     """Checkpoints with a snapshot of files. The files are not exported."""
     left_out: dict[str, int]
+    secrets: tuple[FoundSecret, ...] = ()
+    """What looks like keys and passwords in it, by thread and line of the export; the first 100."""
 
 
 def export_jsonl(
@@ -202,7 +206,7 @@ class _Export:
     def __init__(self, store: Store, write: Callable[[bytes], Any], on_progress: Progress | None) -> None:
         self._engine = store.engine
         self._space = store.space
-        self._write = write
+        self._write_line = write
         self._on_progress = on_progress
         self._written: set[str] = set()
         self._recent: dict[str, CheckpointRecord] = {}
@@ -212,6 +216,9 @@ class _Export:
         self._events = 0
         self._snapshots = 0
         self._left_out: dict[str, int] = {}
+        self._secrets: list[FoundSecret] = []
+        self._line_number = 0
+        self._thread_id = ""
 
     def run(self, threads: Iterable[ThreadInfo]) -> ExportReport:
         count = 0
@@ -227,9 +234,20 @@ class _Export:
             events=self._events,
             snapshots=self._snapshots,
             left_out=self._left_out,
+            secrets=tuple(self._secrets),
         )
 
+    def _write(self, line: bytes) -> None:
+        self._line_number += 1
+        if len(self._secrets) < _SECRETS:
+            self._secrets += (
+                FoundSecret(path=self._thread_id, rule=each.rule, line=self._line_number, hint=each.hint)
+                for each in scan_secrets(line)
+            )
+        self._write_line(line)
+
     def _thread(self, thread: ThreadInfo) -> None:
+        self._thread_id = thread.id
         self._write(
             write_line(
                 ThreadLine(

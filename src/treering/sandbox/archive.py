@@ -24,6 +24,7 @@ from treering.core.tree import (
     encode_tree,
 )
 from treering.errors import Corrupt, MissingObjects, NotFound, TreeringError
+from treering.secret_scan import FoundSecret
 from treering.workspaces.browse import SnapshotCheck, SnapshotProblem, check_snapshot, select
 from treering.workspaces.ignore import DEFAULT_EXCLUDES, Rules, make_rules
 from treering.workspaces.restore import download, restore
@@ -60,6 +61,7 @@ class StagedSandbox(msgspec.Struct, frozen=True, kw_only=True):
     files: int
     size_bytes: int
     left_out: tuple[LeftOut, ...]
+    secrets: tuple[FoundSecret, ...]
 
 
 class SandboxArchive:
@@ -157,6 +159,9 @@ class SandboxArchive:
         tree = encode_tree(Tree(entries=(*_entries(home.cached.folder), folder)))
         self._contents.stage(self._space, [tree])
         left_out = (LeftOut(f"{WORKSPACE}/{each.path}", each.reason) for each in workspace.left_out)
+        secrets = (
+            msgspec.structs.replace(each, path=f"{WORKSPACE}/{each.path}") for each in workspace.secrets
+        )
         return StagedSandbox(
             root=tree.name,
             roots=(tree.name, home.root),
@@ -164,6 +169,7 @@ class SandboxArchive:
             files=workspace.files + home.files,
             size_bytes=workspace.size_bytes + home.size_bytes,
             left_out=(*left_out, *home.left_out),
+            secrets=(*secrets, *home.secrets),
         )
 
 

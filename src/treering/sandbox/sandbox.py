@@ -54,6 +54,7 @@ from treering.sandbox.storage import (
     parse_storage,
     storage_in,
 )
+from treering.secret_scan import describe_secrets
 from treering.store import Store
 from treering.workspaces.ignore import make_rules
 
@@ -68,6 +69,8 @@ class CheckpointWarning(UserWarning):
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a run. ``checkpoint`` is ``None`` if none was taken; ``warning`` then says why.
+
+    It also says if keys or passwords are in the checkpoint; ``checkpoint.secrets`` lists them.
 
     ``output`` is what the program wrote to stdout. For a background run it is empty, and ``exit_code`` is
     ``None``, until `Sandbox.wait`.
@@ -416,6 +419,8 @@ class Sandbox:
         succeeded = exit_code == 0 and not (summary is not None and summary.is_error)
         if takes_checkpoint and succeeded and self._checkpoints.get() is not None:
             checkpoint = self._try_checkpoint(session, comment, problems)
+            if checkpoint is not None and checkpoint.secrets:
+                problems.append(f"the checkpoint has secrets: {describe_secrets(checkpoint.secrets)}")
         if recorder is not None:
             recorder.close(problems)
         session.flush()

@@ -32,10 +32,12 @@ from treering.core.encoding import encode
 from treering.core.ids import ID_CHARS, Scope, new_id, only_match
 from treering.core.query import Erasure, EventQuery, each_record
 from treering.core.retention import Keep, RetentionEntry, select
+from treering.core.text import readable
 from treering.errors import InvalidInput, NotFound
+from treering.secret_scan import FoundSecret
 from treering.workspaces import browse
 from treering.workspaces.restore import download
-from treering.workspaces.snapshot import target_folder
+from treering.workspaces.snapshot import LISTED, target_folder
 
 if TYPE_CHECKING:
     from treering.core.records import Record
@@ -99,7 +101,7 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ``id`` is what `run(from_=)` accepts. ``hash`` is the SHA-256 name of the root tree: equal files have
     equal hashes, on any machine. ``size_bytes`` is what a restore writes. ``parent_id`` is the checkpoint
     that the sandbox was at before. ``workspace_path`` is where the workspace was when the checkpoint was
-    taken.
+    taken. ``secrets`` are what looks like keys and passwords in the files, the first 100.
     """
 
     id: str
@@ -114,6 +116,7 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     comment: str | None = None
     files: int | None = None
     workspace_path: str | None = None
+    secrets: tuple[FoundSecret, ...] = ()
 
     def check_fits(self, *, agent: str, workspace_mode: str) -> None:
         """Raise `InvalidInput` unless a sandbox of this agent and mode can start from it."""
@@ -369,6 +372,9 @@ def _info(id: str, staged: StagedSandbox, metadata: CheckpointMetadata, timestam
         timestamp=timestamp,
         size_bytes=staged.size_bytes,
         files=staged.files,
+        secrets=tuple(
+            msgspec.structs.replace(each, path=readable(each.path)) for each in staged.secrets[:LISTED]
+        ),
         **msgspec.structs.asdict(metadata),
     )
 

@@ -12,6 +12,7 @@ import msgspec
 
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, TreeEntry
 from treering.errors import Corrupt, InvalidInput, NotFound, TreeringError
+from treering.secret_scan import FoundSecret, scan_secrets
 from treering.workspaces.scan import FileProgress
 from treering.workspaces.snapshot import Snapshot, SnapshotPath, batches, split
 
@@ -175,6 +176,21 @@ def check_snapshot(
             on_progress(FileProgress(done, size))
     problems += [found[path] for path, _ in files if path in found]
     return SnapshotCheck(id=snapshot.root, files=len(files), size_bytes=size, problems=tuple(problems))
+
+
+def snapshot_secrets(
+    snapshot: Snapshot, *, on_progress: Callable[[FileProgress], None] | None = None
+) -> Iterator[FoundSecret]:
+    """Read every file of a snapshot, and yield what looks like keys and passwords in them."""
+    size = 0
+    for done, each in enumerate(snapshot.walk(), 1):
+        if not isinstance(each.entry, FileEntry):
+            continue
+        for found in scan_secrets(snapshot.read(each.entry, each.path)):
+            yield FoundSecret(path=each.path, rule=found.rule, line=found.line, hint=found.hint)
+        size += each.entry.size
+        if on_progress is not None:
+            on_progress(FileProgress(done, size))
 
 
 def _list_files(

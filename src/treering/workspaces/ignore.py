@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 import msgspec
 
 from treering.errors import Corrupt, InvalidInput, NewerStore
+from treering.secret_scan import SCAN_RULES
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -124,8 +125,10 @@ where it holds secrets."""
 
 Reason = Literal["ignored", "credential", "reserved"]
 
-LISTS_DIGEST: Final = sha256("\n".join((*DEFAULT_EXCLUDES, "", *CREDENTIALS)).encode()).hexdigest()
-"""Identifies the two lists: a stat cache that was made with others is not used."""
+LISTS_DIGEST: Final = sha256(
+    "\n".join((*DEFAULT_EXCLUDES, "", *CREDENTIALS, "", SCAN_RULES)).encode()
+).hexdigest()
+"""Identifies the two lists, and the rules for secrets: a stat cache that was made with others is not used."""
 
 _VERSION: Final = 1
 _WILD: Final = frozenset("*?[")

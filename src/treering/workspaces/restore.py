@@ -37,6 +37,7 @@ import msgspec
 from treering.core import failpoints
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, Tree
 from treering.errors import Conflict, Corrupt, StoreFull
+from treering.secret_scan import SecretMatch
 from treering.workspaces.ignore import LISTS_DIGEST, TEMPORARY, Rules
 from treering.workspaces.restore_files import (
     ContentSource,
@@ -55,6 +56,7 @@ from treering.workspaces.scan import (
     CachedWorkspace,
     FileProgress,
     FileStamp,
+    count_secrets,
     file_stamp,
     trusted_stamp,
     untrusted_stamp,
@@ -510,6 +512,7 @@ class _OpenFolder:
         self.cached: dict[str, CachedFile] = {} if plan.current is None else plan.current.files
         self.stamps: dict[str, FileStamp] = {}
         self.cuts: dict[str, tuple[int, ...]] = {}
+        self.secrets: dict[str, tuple[SecretMatch, ...]] = {}
         self.batches: dict[FileBatch, None] = {}
 
     @property
@@ -734,10 +737,11 @@ class PlanApplier:
         staged = self._folders[plan]
         for entry in plan.files:
             stamp = trusted_stamp(staged.stamps[entry.name], read_at_ns=now_ns)
-            files[entry.name] = CachedFile(stamp, entry.size, entry.content, staged.cuts.get(entry.name, ()))
+            cuts, secrets = staged.cuts.get(entry.name, ()), staged.secrets.get(entry.name)
+            files[entry.name] = CachedFile(stamp, entry.size, entry.content, cuts, secrets)
             links.pop(entry.name, None)
         for entry in plan.chmods:
-            files[entry.name] = CachedFile(untrusted_stamp(entry.mode), entry.size, entry.content)
+            files[entry.name] = CachedFile(untrusted_stamp(entry.mode), entry.size, entry.content, (), None)
             links.pop(entry.name, None)
         for link in plan.links:
             links[link.name] = link.target
@@ -751,6 +755,7 @@ class PlanApplier:
             folders=folders,
             count=len(files) + len(links) + sum(each.count for each in folders.values()),
             size=sum(each.size for each in files.values()) + sum(each.size for each in folders.values()),
+            secrets=count_secrets(files, folders),
         )
 
 

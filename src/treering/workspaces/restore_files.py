@@ -34,6 +34,7 @@ from treering.core.ids import new_id
 from treering.core.tree import FileEntry
 from treering.errors import Corrupt
 from treering.files import translate_os_errors
+from treering.secret_scan import SecretMatch, scan_secrets
 from treering.workspaces.ignore import TEMPORARY
 from treering.workspaces.scan import (
     FILE_FLAGS,
@@ -93,6 +94,8 @@ class TargetFolder(Protocol):
     """Stamps of the written files, by name."""
     cuts: dict[str, tuple[int, ...]]
     """Object sizes of the large ones among them."""
+    secrets: dict[str, tuple[SecretMatch, ...]]
+    """What looks like a key in the small ones among them."""
 
 
 class FileBatch:
@@ -185,7 +188,9 @@ class FileWriter:
         names = _names(batch)
         found = self._source.contents(names) if names else dict[str, Content]()
         for folder, entry in batch.files:
-            self._write(folder, entry, [found[name].data for name in entry.content])
+            data = [found[name].data for name in entry.content]
+            self._write(folder, entry, data)
+            folder.secrets[entry.name] = scan_secrets(data[0] if len(data) == 1 else data)
         batch.files.clear()
 
     def _write_large(self, folder: TargetFolder, entry: FileEntry) -> None:

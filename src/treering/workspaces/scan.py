@@ -38,6 +38,7 @@ from treering.core.ids import new_id
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, Tree, TreeEntry, encode_tree
 from treering.errors import Corrupt, InvalidInput, TimedOut
 from treering.files import make_folder, open_private, translate_os_errors
+from treering.secret_scan import FoundSecret, SecretMatch, SecretScanner, scan_secrets
 from treering.workspaces.ignore import RESERVED, TEMPORARY, Rules
 
 FileStamp = tuple[int, int, int, int, int]
@@ -137,7 +138,7 @@ class Scan:
         return build_trees(self._root, _expand_repeats(names, self._repeated), self._rules)
 
     # Walking
-    def _walk(  # noqa: C901 - the hot loop: runs for every file
+    def _walk(  # noqa: C901, PLR0915 - the hot loop: runs for every file
         self, folder: int, path: str, cached: CachedFolder | None, mode: int, depth: int
     ) -> Generator[Content, None, WalkedFolder | CachedFolder]:
         if depth > self._limits.depth:
@@ -150,6 +151,7 @@ class Scan:
         cached_folders = {} if cached is None else cached.folders
         walked = WalkedFolder(mode)
         to_read: list[tuple[str, os.stat_result]] = []
+        has_unscanned = False
         subfolders: list[tuple[str, int]] = []
         files = walked.files
         with os.scandir(folder) as listed:
@@ -174,6 +176,8 @@ class Scan:
                             stat.st_ctime_ns,
                             st_mode,
                         ):
+                            if row.secrets is None:
+                                row, has_unscanned = self._scanned(folder, name, row), True
                             files[name] = row
                         else:
                             to_read.append((name, stat))
@@ -195,6 +199,7 @@ class Scan:
             cached is not None
             and bool(cached.tree)
             and not to_read
+            and not has_unscanned
             and len(files) == len(cached_files)
             and walked.links == cached_links
             and len(subfolders) == len(cached_folders)
@@ -303,6 +308,7 @@ class Scan:
         self._current = path
         start = size = 0
         cuts: list[int] = []
+        secrets: tuple[SecretMatch, ...] = ()
         for attempt in range(1, _READ_TRIES + 1):
             try:
                 file = os.open(name, FILE_FLAGS, dir_fd=folder)
@@ -328,23 +334,46 @@ class Scan:
                     size = len(data)
                     is_still = size == stat.st_size and _is_same(stat, os.fstat(file))
                     if data and (is_still or attempt == _READ_TRIES):
+                        secrets = scan_secrets(data)
                         yield from self._emit((data,), path)
                 else:
                     cuts.clear()
                     reader = FileReader(file, stat.st_size)
                     holes = reader if stat.st_blocks * _BLOCK < stat.st_size else None
-                    yield from self._emit(_record_sizes(stream_chunks(reader.read, holes), cuts), path)
+                    scanner = SecretScanner()
+                    pieces = _watched(stream_chunks(reader.read, holes), cuts, scanner)
+                    yield from self._emit(pieces, path)
+                    secrets = scanner.finish()
                     size = os.lseek(file, 0, os.SEEK_CUR)
                     is_still = size == stat.st_size and _is_same(stat, os.fstat(file))
             finally:
                 os.close(file)
             if is_still:
                 stamp = trusted_stamp(file_stamp(stat), read_at_ns=read_at_ns)
-                return self._file_done(ReadFile(start, self._yielded - start, size, stamp, tuple(cuts)))
+                return self._file_done(
+                    ReadFile(start, self._yielded - start, size, stamp, tuple(cuts), secrets)
+                )
         self.changed.append(path)
         return self._file_done(
-            ReadFile(start, self._yielded - start, size, untrusted_stamp(stat.st_mode), tuple(cuts))
+            ReadFile(start, self._yielded - start, size, untrusted_stamp(stat.st_mode), tuple(cuts), secrets)
         )
+
+    def _scanned(self, folder: int, name: str, row: CachedFile) -> CachedFile:
+        """Look for secrets in an unchanged file that nobody has looked at; a restore wrote it."""
+        scanner = SecretScanner()
+        try:
+            file = os.open(name, FILE_FLAGS, dir_fd=folder)
+        except OSError:
+            return row
+        try:
+            reader = FileReader(file, row.size)
+            buffer = memoryview(bytearray(WHOLE_BYTES))
+            while count := reader.read(buffer):
+                scanner.feed(bytes(buffer[:count]))
+                self._check_time()
+        finally:
+            os.close(file)
+        return msgspec.structs.replace(row, secrets=scanner.finish())
 
     def _emit(self, pieces: Iterable[bytes], path: str) -> Iterator[Content]:
         last: bytes | None = None
@@ -395,9 +424,14 @@ def _expand_repeats(names: Sequence[str], repeated: Sequence[int]) -> Sequence[s
     return spread + list(names[start:])
 
 
-def _record_sizes(pieces: Iterable[bytes], cuts: list[int]) -> Iterator[bytes]:
+def _watched(pieces: Iterable[bytes], cuts: list[int], scanner: SecretScanner) -> Iterator[bytes]:
+    """Record the sizes of the pieces, and look for secrets in them; a hole that continues has none."""
+    last: bytes | None = None
     for piece in pieces:
         cuts.append(len(piece))
+        if piece is not last:
+            scanner.feed(piece)
+        last = piece
         yield piece
 
 
@@ -412,12 +446,21 @@ def _is_same(before: os.stat_result, after: os.stat_result) -> bool:
 class ReadFile:
     """A file that was read: its objects are the ``count`` contents from number ``start``."""
 
-    __slots__ = ("count", "cuts", "size", "stamp", "start")
+    __slots__ = ("count", "cuts", "secrets", "size", "stamp", "start")
 
-    def __init__(self, start: int, count: int, size: int, stamp: FileStamp, cuts: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        start: int,
+        count: int,
+        size: int,
+        stamp: FileStamp,
+        cuts: tuple[int, ...],
+        secrets: tuple[SecretMatch, ...],
+    ) -> None:
         self.start = start
         self.count = count
         self.cuts = cuts
+        self.secrets = secrets
         self.size = size
         self.stamp = stamp
 
@@ -463,7 +506,7 @@ def _build_folder(
         cached = each
         if isinstance(cached, ReadFile):
             content = tuple(names[cached.start : cached.start + cached.count])
-            cached = CachedFile(cached.stamp, cached.size, content, cached.cuts)
+            cached = CachedFile(cached.stamp, cached.size, content, cached.cuts, cached.secrets)
         files[name] = cached
         size += cached.size
         mode = cached.stamp[4] & 0o777
@@ -481,7 +524,26 @@ def _build_folder(
         folders=folders,
         count=len(files) + len(walked.links) + sum(each.count for each in folders.values()),
         size=size + sum(each.size for each in folders.values()),
+        secrets=count_secrets(files, folders),
     )
+
+
+def count_secrets(files: dict[str, CachedFile], folders: dict[str, CachedFolder]) -> int:
+    """Return the number of secrets in a folder, recursively."""
+    inner = sum(each.secrets for each in folders.values())
+    return inner + sum(len(each.secrets) for each in files.values() if each.secrets)
+
+
+def found_secrets(folder: CachedFolder, path: str = "") -> Iterator[FoundSecret]:
+    """Yield the secrets in the files of a folder, by path."""
+    if not folder.secrets:
+        return
+    for name in sorted({*folder.files, *folder.folders}):
+        if (inner := folder.folders.get(name)) is not None:
+            yield from found_secrets(inner, f"{path}{name}/")
+        elif secrets := folder.files[name].secrets:
+            for each in secrets:
+                yield FoundSecret(path=path + name, rule=each.rule, line=each.line, hint=each.hint)
 
 
 def read_whole(file: int, size: int) -> bytes:
@@ -529,13 +591,15 @@ class FileReader:
 class CachedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A file as it was last read: its stamp, size and objects.
 
-    ``cuts`` are the sizes of the objects, if there are several and their sizes are known.
+    ``cuts`` are the sizes of the objects, if there are several and their sizes are known. ``secrets`` are
+    what looks like keys in it; ``None`` if nobody has looked.
     """
 
     stamp: FileStamp
     size: int
     content: tuple[str, ...]
     cuts: tuple[int, ...] = ()
+    secrets: tuple[SecretMatch, ...] | None = ()
 
 
 class CachedFolder(msgspec.Struct, array_like=True):
@@ -550,6 +614,8 @@ class CachedFolder(msgspec.Struct, array_like=True):
     """The number of files and links in it, recursively."""
     size: int
     """The size of all files in it, recursively."""
+    secrets: int = 0
+    """The number of secrets in its files, recursively."""
 
 
 class CachedWorkspace(msgspec.Struct, frozen=True, kw_only=True):
@@ -682,6 +748,7 @@ def _without_odd_names(folder: CachedFolder) -> CachedFolder:
         {name: _without_odd_names(each) for name, each in folder.folders.items() if _is_text(name)},
         folder.count,
         folder.size,
+        folder.secrets,
     )
 
 

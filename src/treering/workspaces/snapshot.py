@@ -31,6 +31,7 @@ from treering.core.text import readable
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, Tree, TreeEntry, decode_tree
 from treering.errors import Corrupt, InvalidInput, MissingObjects, NotFound
 from treering.files import translate_os_errors
+from treering.secret_scan import FoundSecret
 from treering.workspaces.ignore import IGNORE_FILE, LISTS_DIGEST, RESERVED, Rules, make_rules, read_rules
 from treering.workspaces.scan import (
     FILE_FLAGS,
@@ -41,6 +42,7 @@ from treering.workspaces.scan import (
     Limits,
     Scan,
     StatCache,
+    found_secrets,
 )
 
 T = TypeVar("T")
@@ -85,7 +87,8 @@ class StagedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A folder that is staged, and what the commit that names it must require.
 
     ``read_files`` counts the files that had to be read. ``changed`` lists files that changed while they were
-    read and may be torn; ``left_out`` lists what is missing from the snapshot although no pattern says so.
+    read and may be torn; ``left_out`` lists what is missing from the snapshot although no pattern says so;
+    ``secrets`` lists what looks like keys or passwords in the files.
     """
 
     root: str
@@ -95,6 +98,7 @@ class StagedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     read_files: int
     left_out: tuple[LeftOut, ...]
     changed: tuple[str, ...]
+    secrets: tuple[FoundSecret, ...]
     stale_temporaries: tuple[str, ...]
     cached: CachedWorkspace
 
@@ -105,7 +109,17 @@ class StagedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
             fields["left_out"] = [[readable(each.path), each.reason] for each in self.left_out[:LISTED]]
         if self.changed:
             fields["changed"] = [readable(each) for each in self.changed[:LISTED]]
+        if self.secrets:
+            fields |= secrets_to_json(self.secrets)
         return {"workspace": fields} if fields else {}
+
+
+def secrets_to_json(secrets: Sequence[FoundSecret]) -> dict[str, Any]:
+    """Return the fields of a record that say which secrets are in its files."""
+    return {
+        "secrets": [[readable(each.path), each.rule, each.line, each.hint] for each in secrets[:LISTED]],
+        "secrets_count": len(secrets),
+    }
 
 
 class SnapshotWriter:
@@ -200,6 +214,7 @@ class SnapshotWriter:
             read_files=scan.read_files,
             left_out=tuple(sorted(scan.left_out, key=lambda each: each.path)),
             changed=tuple(sorted(scan.changed)),
+            secrets=tuple(found_secrets(walked)),
             stale_temporaries=tuple(scan.stale_temporaries),
             cached=now,
         )

@@ -27,7 +27,17 @@ from treering.core.query import EventQuery, records_by_id
 from treering.core.text import readable
 from treering.errors import InvalidInput, NotFound
 from treering.runs.span import current_node
-from treering.workspaces.browse import SnapshotCheck, SnapshotEntry, check_snapshot, ls, select, stat, stream
+from treering.secret_scan import FoundSecret
+from treering.workspaces.browse import (
+    SnapshotCheck,
+    SnapshotEntry,
+    check_snapshot,
+    ls,
+    select,
+    snapshot_secrets,
+    stat,
+    stream,
+)
 from treering.workspaces.diff import FileChange, compare
 from treering.workspaces.restore import LinkPolicy, RestoreResult, download, preview, restore
 from treering.workspaces.scan import FileProgress, LeftOut, Limits, StatCache
@@ -37,6 +47,7 @@ from treering.workspaces.snapshot import (
     SnapshotWriter,
     StagedSnapshot,
     resolve_folder,
+    secrets_to_json,
     target_folder,
 )
 from treering.workspaces.virtual_fs import MountAccess, VirtualFiles
@@ -62,7 +73,8 @@ class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot as the journal records it.
 
     ``workspace`` is the name that the snapshots of one folder share (by default its path). ``files`` and
-    ``size_bytes`` are what a full restore writes.
+    ``size_bytes`` are what a full restore writes. ``secrets`` are what looks like keys and passwords in
+    them; the journal has the first 100.
     """
 
     id: str
@@ -75,6 +87,7 @@ class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     changed: tuple[str, ...] = ()
+    secrets: tuple[FoundSecret, ...] = ()
 
 
 class SnapshotPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,6 +283,16 @@ class Workspace:
         """Read and verify every object of a snapshot; report what cannot be restored."""
         return check_snapshot(self._snapshot(id), on_progress=on_progress)
 
+    def secrets(
+        self, id: str, *, on_progress: Callable[[FileProgress], None] | None = None
+    ) -> list[FoundSecret]:
+        """Read every file of a snapshot, and list what looks like keys, tokens and passwords in them.
+
+        `snapshot` does the same with what it reads, and `SnapshotInfo.secrets` has the result.
+        `treering.secret_scan.refuse_secrets` turns it into an error.
+        """
+        return list(snapshot_secrets(self._snapshot(id), on_progress=on_progress))
+
     def snapshots(self, *, name: str | Path | None = None, last: int | None = None) -> Iterator[SnapshotInfo]:
         """Iterate over snapshots, newest first; those that belong to checkpoints are not included."""
         stop = None if last is None else max(last, 0)
@@ -373,6 +396,7 @@ class Workspace:
             tags=tags,
             left_out=staged.left_out,
             changed=staged.changed,
+            secrets=staged.secrets,
         )
         draft.require(*staged.requires)
         span = current_node.get()
@@ -448,6 +472,8 @@ def _to_json(info: SnapshotInfo) -> dict[str, Any]:
     if info.changed:
         fields["changed"] = [readable(each) for each in info.changed[:LISTED]]
         fields["changed_count"] = len(info.changed)
+    if info.secrets:
+        fields |= secrets_to_json(info.secrets)
     return fields
 
 
@@ -464,6 +490,10 @@ def _from_event(event: Event) -> SnapshotInfo:
         tags=tuple(fields.get("tags", ())),
         left_out=tuple(LeftOut(path, reason) for path, reason in fields.get("left_out", ())),
         changed=tuple(fields.get("changed", ())),
+        secrets=tuple(
+            FoundSecret(path=path, rule=rule, line=line, hint=hint)
+            for path, rule, line, hint in fields.get("secrets", ())
+        ),
     )
 
 

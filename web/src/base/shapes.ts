@@ -226,6 +226,15 @@ export interface SnapshotInfo {
   size_bytes: number;
   note: string | null;
   tags: string[];
+  secrets: FoundSecret[];
+}
+
+/** What looks like a key or a password, and where; `hint` is how it begins. */
+export interface FoundSecret {
+  path: string;
+  rule: string;
+  line: number;
+  hint: string;
 }
 
 /** A checkpoint of a sandbox; `hash` is the id of a snapshot. */
@@ -241,6 +250,7 @@ export interface SandboxCheckpoint {
   workspace_mode?: string;
   parent_id?: string;
   comment?: string;
+  secrets?: FoundSecret[];
 }
 
 export interface Provenance {

@@ -2,7 +2,7 @@
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 
-import { ago, brief, stamp, visible } from "../base/format";
+import { ago, brief, plural, stamp, visible } from "../base/format";
 import { href, type Query } from "../base/route";
 import type { Said } from "../base/shapes";
 
@@ -61,6 +61,11 @@ export function Tags({ tags }: { tags: readonly string[] | null | undefined }) {
       ))}
     </>
   );
+}
+
+/** Warns that keys or passwords seem to be in some files. */
+export function SecretsTag({ secrets }: { secrets: { length: number } | null | undefined }) {
+  return secrets?.length ? <span class="tag warn">{plural(secrets.length, "secret")}</span> : null;
 }
 
 export function Copy({ text, label = "Copy" }: { text: string; label?: string }) {

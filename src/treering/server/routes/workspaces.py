@@ -7,10 +7,13 @@ import os
 import re
 from typing import Annotated, Final
 
+import msgspec
 from msgspec import Meta, Struct
 from starlette.responses import Response, StreamingResponse
 
+from treering.core.text import readable
 from treering.errors import InvalidInput
+from treering.secret_scan import FoundSecret
 from treering.server.endpoints import Call, endpoint
 from treering.server.http import problem_response
 from treering.workspaces.browse import SnapshotCheck, SnapshotEntry
@@ -19,6 +22,7 @@ from treering.workspaces.workspace import SnapshotInfo
 
 Id = Annotated[str, Meta(min_length=1)]
 _BYTES: Final = "application/octet-stream"
+_SECRETS: Final = 1000
 _RANGE: Final = re.compile(r"bytes=(?P<first>\d{0,18})-(?P<last>\d{0,18})", re.ASCII)
 
 
@@ -69,6 +73,13 @@ class Changes(Struct, frozen=True, kw_only=True):
     """The differences, by path."""
 
     changes: tuple[FileChange, ...]
+
+
+class Secrets(Struct, frozen=True, kw_only=True):
+    """Where keys and passwords seem to be; never what they are."""
+
+    count: int
+    secrets: tuple[FoundSecret, ...]
 
 
 @endpoint("GET", "/snapshots", tag="workspaces")
@@ -164,4 +175,14 @@ def check_snapshot(call: Call[None, None]) -> SnapshotCheck:
     return call.store.workspace.check(call.path["id"])
 
 
-ENDPOINTS: Final = (list_snapshots, diff_snapshots, list_files, get_file, check_snapshot)
+@endpoint("GET", "/snapshots/{id}/secrets", tag="workspaces")
+def find_secrets(call: Call[None, None]) -> Secrets:
+    """List what looks like keys, tokens and passwords in the files of a snapshot; the first 1,000."""
+    found = call.store.workspace.secrets(call.path["id"])
+    return Secrets(
+        count=len(found),
+        secrets=tuple(msgspec.structs.replace(each, path=readable(each.path)) for each in found[:_SECRETS]),
+    )
+
+
+ENDPOINTS: Final = (list_snapshots, diff_snapshots, list_files, get_file, check_snapshot, find_secrets)

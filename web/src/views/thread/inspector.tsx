@@ -5,8 +5,8 @@ import { at, send } from "../../base/api";
 import { plural, stamp } from "../../base/format";
 import { useGet } from "../../base/query";
 import { go, href, route } from "../../base/route";
-import { snapshotId, type CheckpointContent, type Difference, type EffectPage } from "../../base/shapes";
-import { Copy, Id, Tabs, Tags, Time } from "../../ui/bits";
+import { snapshotId, type CheckpointContent, type CheckpointSummary, type Difference, type EffectPage } from "../../base/shapes";
+import { Copy, Id, SecretsTag, Tabs, Tags, Time } from "../../ui/bits";
 import { Confirm } from "../../ui/dialog";
 import { Patch } from "../../ui/diff";
 import { ThreadRuns } from "./runs";
@@ -22,6 +22,12 @@ import { Pending } from "./pending";
 
 type Tab = "messages" | "state" | "files" | "diff" | "runs";
 type Asking = "fork" | "rewind" | null;
+
+/** How many secrets the files of a checkpoint seem to hold. */
+function secretsOf(checkpoint: CheckpointSummary) {
+  const files = checkpoint.metadata["workspace"] as { secrets_count?: number } | undefined;
+  return { length: files?.secrets_count ?? 0 };
+}
 
 export function Inspector({ grown, node, onChange }: { grown: Grown; node: Node; onChange: () => void }) {
   const { query } = route.value;
@@ -48,6 +54,7 @@ export function Inspector({ grown, node, onChange }: { grown: Grown; node: Node;
         <p>
           <Tags tags={checkpoint.tags} />
           {!node.isOnLine && <span class="tag warn">abandoned by a rewind</span>}
+          <SecretsTag secrets={secretsOf(checkpoint)} />
           {node.isHead && <span class="tag good">head of {checkpoint.thread}</span>}
         </p>
         <p class="buttons tight">

@@ -7,8 +7,8 @@ import { useKeys } from "../../base/keys";
 import { useChanges } from "../../base/live";
 import { useGet, usePages } from "../../base/query";
 import { go, href, route, select } from "../../base/route";
-import type { FileChange, SandboxCheckpoint, SnapshotInfo } from "../../base/shapes";
-import { Copy, Crumb, Head, Id, Tabs, Tags, Time } from "../../ui/bits";
+import type { FileChange, FoundSecret, SandboxCheckpoint, SnapshotInfo } from "../../base/shapes";
+import { Copy, Crumb, Head, Id, SecretsTag, Tabs, Tags, Time } from "../../ui/bits";
 import { Rows } from "../../ui/rows";
 import { Answer, Empty } from "../../ui/states";
 import { Browser } from "./browser";
@@ -95,7 +95,9 @@ function Sandboxes({ tag }: { tag: string | undefined }) {
                     <span class="cut agent-model">
                       {each.agent_type} {each.model}
                     </span>
-                    <span class="cut note">{each.comment}</span>
+                    <span class="cut note">
+                      {each.comment} <SecretsTag secrets={each.secrets} />
+                    </span>
                     <span class="number">
                       {exact(each.files ?? 0)}
                       <span class="unit"> {(each.files ?? 0) === 1 ? "file" : "files"}</span>
@@ -151,7 +153,7 @@ function Snapshots() {
                     <Id id={snapshot.id} />
                     <span class="cut name">{snapshot.workspace}</span>
                     <span class="cut note">
-                      {snapshot.note} <Tags tags={snapshot.tags} />
+                      {snapshot.note} <Tags tags={snapshot.tags} /> <SecretsTag secrets={snapshot.secrets} />
                     </span>
                     <span class="number">
                       {exact(snapshot.files)}
@@ -171,12 +173,35 @@ function Snapshots() {
   );
 }
 
+/** Which files of a snapshot seem to hold keys or passwords. */
+function Secrets({ secrets }: { secrets: readonly FoundSecret[] | undefined }) {
+  if (!secrets?.length) return null;
+  return (
+    <details class="secrets">
+      <summary>
+        <SecretsTag secrets={secrets} /> in these files; a copy of them takes these along
+      </summary>
+      <ul>
+        {secrets.map((each) => (
+          <li key={`${each.path}:${each.line}:${each.rule}:${each.hint}`}>
+            <code>
+              {each.path}:{each.line}
+            </code>{" "}
+            {each.rule} <span class="muted">{each.hint}</span>
+          </li>
+        ))}
+      </ul>
+    </details>
+  );
+}
+
 /** What a checkpoint of a sandbox says besides its files. */
 function CheckpointFacts({ id }: { id: string }) {
   const asked = useGet<SandboxCheckpoint>(at(["sandboxes", "checkpoints", id]));
   return (
     <Answer asked={asked} what="Loading the checkpoint">
       {(each) => (
+        <>
         <p class="muted">
           Checkpoint <Id id={each.id} /> <Copy text={each.id} label="Copy id" /> of session{" "}
           <a href={href(["workspace"], { tab: "sandboxes", tag: each.tag })}>{each.tag}</a>
@@ -190,6 +215,8 @@ function CheckpointFacts({ id }: { id: string }) {
             </>
           )}
         </p>
+        <Secrets secrets={each.secrets} />
+        </>
       )}
     </Answer>
   );
@@ -220,7 +247,7 @@ export function Snapshot({ id }: { id: string }) {
             </>
           )}
         </p>
-        {query["checkpoint"] && <CheckpointFacts id={query["checkpoint"]} />}
+        {query["checkpoint"] ? <CheckpointFacts id={query["checkpoint"]} /> : <Secrets secrets={known?.secrets} />}
       </Head>
       <Tabs
         label="Snapshot"
