@@ -149,7 +149,9 @@ def test_a_damaged_store_is_reported(page, own_store, tmp_path):
 def test_snapshots_with_secrets_have_a_badge_and_say_where(page, own_store, tmp_path):
     store, url = own_store
     (tmp_path / "leak").mkdir()
-    (tmp_path / "leak" / "env.txt").write_text("A=1\nTOKEN=ghp_" + "q7Zx1Lw9Rt4Vb6Ny8Mk2" + "Jd5Hs3Gf0Pc7Xe1T\n")
+    (tmp_path / "leak" / "env.txt").write_text(
+        "A=1\nTOKEN=ghp_" + "q7Zx1Lw9Rt4Vb6Ny8Mk2" + "Jd5Hs3Gf0Pc7Xe1T\n"
+    )
     store.workspace.snapshot(tmp_path / "leak", note="with a key in it")
     page.goto(f"{url}/ui/#/workspace")
     row = page.locator(".line", has_text="with a key in it")
