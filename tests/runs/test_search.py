@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from hypothesis import given
@@ -12,13 +13,15 @@ import treering
 from treering.core.text import stem
 from treering.errors import InvalidInput
 from treering.runs import search as search_module
+from treering.runs.recorder import Recorder
 from treering.runs.search import EventIndex, _prefix
 
 
 @pytest.fixture
 def small_pages(monkeypatch):
-    """So that a handful of events is already more than a page."""
+    """So that a handful of events is already more than a page, which the test indexes, not the recorder."""
     monkeypatch.setattr(search_module, "PAGE", 4)
+    monkeypatch.setattr(Recorder, "_index_a_page", lambda _: None)
 
 
 def recorded(store, *, thread=None, agent="planner", subject="refund"):
@@ -157,6 +160,38 @@ def test_events_are_found_whether_or_not_they_are_indexed(store):
     assert len(store.timeline.search("parcel", limit=100).hits) == 28
     assert len(store.timeline.search("parcel", limit=100, run=runs[2].id).hits) == 4
     assert store.verify().ok
+
+
+def test_the_recorder_indexes_what_it_wrote(store, monkeypatch):
+    monkeypatch.setattr(search_module, "PAGE", 4)
+    indexed = threading.Event()
+    original = EventIndex._index
+
+    def noticed(self, records, version):
+        original(self, records, version)
+        indexed.set()
+
+    monkeypatch.setattr(EventIndex, "_index", noticed)
+    recorded(store, subject="parcel")
+    assert indexed.wait(60)
+    assert EventIndex(store.engine, store.space).through > 0
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_the_first_search_of_a_large_store_indexes_some_pages_only(store, monkeypatch):
+    monkeypatch.setattr(search_module, "_TAIL", 8)
+    for number in range(12):
+        recorded(store, subject=f"number{number}")
+    newest = store.timeline.search("number11")
+    assert len(newest.hits) == 4
+    assert newest.not_indexed > 0
+    assert not store.timeline.search("number5").hits
+    pages = []
+    store.timeline.index(on_page=lambda done, new: pages.append((done, new)))
+    assert pages == sorted(pages)
+    assert pages[-1][0] <= pages[0][1]
+    found = store.timeline.search("number5")
+    assert (len(found.hits), found.not_indexed) == (4, 0)
 
 
 @pytest.mark.usefixtures("small_pages")

@@ -12,6 +12,7 @@ from treering.errors import Corrupt
 from treering.maintenance.stats import user_spaces
 from treering.runs import search
 from treering.runs.listing import Runs
+from treering.runs.recorder import Recorder
 from treering.runs.search import EventIndex
 from treering.server import background
 from treering.server.background import Background
@@ -56,6 +57,7 @@ def test_every_project_is_indexed_and_judged(store, monkeypatch):
 
 def test_without_search_nothing_is_indexed(store, monkeypatch):
     monkeypatch.setattr(search, "PAGE", 4)
+    monkeypatch.setattr(Recorder, "_index_a_page", lambda _: None)
     store.alerts.set_rule("failed", "failed")
     recorded(store)
     with Background(store, search=False, seconds=0.01):

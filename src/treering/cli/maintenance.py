@@ -1,4 +1,4 @@
-"""Commands that maintain a store: verify, gc, forget, reindex, copy, stats, backup, migrate.
+"""Commands that maintain a store: verify, gc, forget, index, reindex, copy, stats, backup, migrate.
 
 Each command opens an existing store (a misspelt path must not create a new one), works on one namespace, or
 on each of them with ``--all``, and prints the result of the API. With ``--storage``, ``gc`` and ``forget``
@@ -42,7 +42,7 @@ _GRACE_SECONDS: Final = 3600.0
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (verify, gc, forget, reindex, copy, stats, backup, migrate):
+    for command in (verify, gc, forget, index, reindex, copy, stats, backup, migrate):
         app.command()(command)
 
 
@@ -231,6 +231,21 @@ def reindex(
     with place.existing(every=every) as opened, progress("rebuilding"):
         results = _each(opened, rebuild, every=every)
     _show(results, lambda _: ["rebuilt roll-ups and search index"], every=every, as_json=as_json)
+
+
+@takes_store
+def index(
+    *,
+    place: StorePlace,
+    every: AllOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring the search index up to date; a server and programs that record do so by themselves."""
+    with place.existing(every=every) as opened, progress("indexing") as update:
+        results = _each(
+            opened, lambda one: {"indexed_events": one.timeline.index(on_page=update)}, every=every
+        )
+    _show(results, lambda done: [f"indexed {done['indexed_events']:,} events"], every=every, as_json=as_json)
 
 
 @takes_store

@@ -236,6 +236,8 @@ def search(
         say("no hits")
     if found.is_partial:
         say("results are incomplete: too many events contain these words; use rarer words or --run")
+    if found.not_indexed:
+        say(f"{found.not_indexed:,} older events are not indexed yet, run: treering index")
     show(plain(found), lines, as_json=as_json)
 
 

@@ -192,6 +192,11 @@ def day_start_us(day: int) -> int:
     return day * DAY_US
 
 
+def last_seq(engine: Engine, space: str) -> int:
+    """Return the last sequence number of a space, or 0 if nothing was committed to it."""
+    return engine.wait(space, 0, seconds=0)
+
+
 def record_pages(
     engine: Engine, space: str, query: EventQuery, *, after: str | None = None, limit: int = 1000
 ) -> Iterator[tuple[Record, ...]]:

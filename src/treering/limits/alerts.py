@@ -26,7 +26,7 @@ from treering.core.batch import Event as JournalEvent
 from treering.core.clock import to_iso
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import Scope, check_id, thread_key, thread_of_key
-from treering.core.query import EventQuery, SumQuery, each_ref
+from treering.core.query import EventQuery, SumQuery, each_ref, last_seq
 from treering.core.rollups import ERROR
 from treering.errors import Closed, Corrupt, InvalidInput, NotFound, RefMoved, TreeringError
 from treering.limits.webhooks import (
@@ -167,7 +167,7 @@ class Alerts:
         )
         draft = Draft(self._space)
         if self._examined()[1] == ABSENT or not self.rules():  # skip the runs that ended before this rule
-            draft.set_ref(EXAMINED, encode_json({"seq": self._last_seq()}), scope=SCOPE)
+            draft.set_ref(EXAMINED, encode_json({"seq": last_seq(self._engine, self._space)}), scope=SCOPE)
         self._set(draft, RULES + name, rule)
         self._engine.commit(draft.batch())
         return rule
@@ -213,7 +213,7 @@ class Alerts:
         draft = Draft(self._space)
         self._set(draft, WEBHOOKS + name, webhook)
         if SENT + name not in self._engine.refs(self._space, [SENT + name]):
-            set_position(draft, webhook, self._last_seq())
+            set_position(draft, webhook, last_seq(self._engine, self._space))
         self._engine.commit(draft.batch())
         return webhook
 
@@ -313,9 +313,6 @@ class Alerts:
         if ref is None:
             return 0, ABSENT
         return int(decode_json(ref.value)["seq"]), ref.version
-
-    def _last_seq(self) -> int:
-        return self._engine.wait(self._space, -1, seconds=0)
 
     def _set(self, draft: Draft, name: str, value: AlertRule | Webhook) -> None:
         plain = {key: each for key, each in msgspec.structs.asdict(value).items() if each is not None}

@@ -22,10 +22,10 @@ from treering.core import failpoints
 from treering.core.batch import Draft
 from treering.core.engine import Engine
 from treering.core.ids import Scope, new_id
-from treering.core.query import MAX_PAGE, Erasure, EventQuery, each_record, each_ref, each_scope
+from treering.core.query import MAX_PAGE, Erasure, EventQuery, each_record, each_ref, each_scope, last_seq
 from treering.core.records import Slice
 from treering.errors import Conflict, InvalidInput, ReadOnly
-from treering.maintenance.stats import RESERVED, is_unwritten, last_seq
+from treering.maintenance.stats import RESERVED, is_unwritten
 from treering.maintenance.verify import verify
 
 MAX_PASSES: Final = 20

@@ -20,12 +20,11 @@ from treering.core.batch import Event
 from treering.core.clock import Clock
 from treering.core.encoding import encode
 from treering.core.engine import Engine
-from treering.core.query import Erasure, EventQuery, check_may_erase, each_record, each_ref
+from treering.core.query import Erasure, EventQuery, check_may_erase, each_record, each_ref, last_seq
 from treering.core.records import Record, Swept
 from treering.core.retention import DeltaStep, Keep, RetentionEntry, delta_dependencies, select
 from treering.errors import NotFound
 from treering.maintenance.forget import record_audit_event
-from treering.maintenance.stats import last_seq
 
 DeltaOf = Callable[[Engine, str, Record], DeltaStep | None]
 """Returns how a checkpoint depends on others, or None if it does not."""

@@ -34,11 +34,6 @@ def is_unwritten(engine: Engine, space: str) -> bool:
     return space not in engine.spaces()
 
 
-def last_seq(engine: Engine, space: str) -> int:
-    """Return the last sequence number of a space, or 0 if nothing was committed to it."""
-    return engine.wait(space, 0, seconds=0)
-
-
 _ROWS: Final = ("commits", "events", "refs", "lists", "items", "objects", "texts")
 
 

@@ -20,7 +20,7 @@ from treering.core.content import Address
 from treering.core.encoding import decode_json
 from treering.core.engine import Engine
 from treering.core.ids import thread_key, thread_of_key
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, last_seq
 from treering.core.records import Record
 from treering.errors import InvalidInput
 from treering.runs.money import from_nanos
@@ -118,11 +118,6 @@ def live_event(record: Record) -> LiveEvent:
         data=None if event.data is None else decode_json(event.data),
         body=event.body,
     )
-
-
-def last_seq(engine: Engine, space: str) -> int:
-    """Return the sequence number of the last commit."""
-    return engine.wait(space, 0, seconds=0)
 
 
 class Followed(Protocol):

@@ -110,6 +110,8 @@ class Recorder:
         self._failing: _Failing | None = None
         """``None`` if the last attempt to write succeeded."""
         self._retry_now = threading.Event()
+        self._events = 0
+        """Events that were committed and not counted as indexed yet."""
 
     def put(self, write: RowWriter) -> None:
         """Queue rows to be written. Blocks only while the queue is full."""
@@ -212,9 +214,22 @@ class Recorder:
             self._renew_lease()
             while self._queue:
                 self._write_next()
+            self._index_a_page()
             if self._is_closing and not self._queue:
                 self._release_lease()
                 return
+
+    def _index_a_page(self) -> None:
+        """Index for search once there are events for a page of the index, and nothing else to do."""
+        from treering.runs.search import PAGE, EventIndex
+
+        if self._events < PAGE or self._is_closing or self._failing is not None:
+            return
+        self._events -= PAGE
+        with suppress(TreeringError):  # whoever indexes next indexes these events too
+            EventIndex(self._engine, self._space).catch_up(pages=1)
+        if self._events >= PAGE:
+            self._wake_up.set()
 
     def _write_next(self) -> None:
         writes = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH_LIMIT))]
@@ -235,7 +250,9 @@ class Recorder:
                 for write in writes:
                     write(draft)
                 if not draft.is_empty:
-                    self._engine.commit(draft.batch())
+                    batch = draft.batch()
+                    self._engine.commit(batch)
+                    self._events += len(batch.events)
                     self._failing = None
             except Exception as error:  # noqa: BLE001 - the thread must survive, and the loss be reported
                 is_retryable = isinstance(error, TreeringError) and error.retryable

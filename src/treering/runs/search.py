@@ -9,17 +9,21 @@ blocks, then reads the events of the best ones.
 
 The index is derived data, filled behind the writers: recording never waits for it. A ref holds the sequence
 number up to which the journal is indexed; `EventIndex.catch_up` indexes the next page of events and moves
-that ref in one commit, so any number of processes may do so at once. A search reads what is after the last
-whole page directly. A block is in the scope of its events, so forgetting a thread or a run forgets its words,
-and it refers to content of its events, so that the commit fails if they were forgotten meanwhile.
-**Invariant:** an event up to the position is in a block, or contains no words.
+that ref in one commit, so any number of processes may do so at once. The recorder of a process does so while
+it has nothing to write, and a server in the background. A block is in the scope of its events, so forgetting
+a thread or a run forgets its words, and it refers to content of its events, so that the commit fails if they
+were forgotten meanwhile. **Invariant:** an event up to the position is in a block, or contains no words.
+
+A search indexes a few pages itself and reads the newest events behind them directly. If there are more, it
+says how many events it did not look at, rather than index a whole store before it answers.
 """
 
 from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Literal
+from itertools import islice, takewhile
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -34,7 +38,7 @@ from treering.core.query import (
     EventQuery,
     SearchQuery,
     each_record,
-    record_pages,
+    last_seq,
     ref_pages,
 )
 from treering.core.text import folded, query_terms, stem, text_of, words
@@ -42,19 +46,24 @@ from treering.errors import Corrupt, InvalidInput, MissingObjects, NotFound, Rea
 from treering.runs.span import MESSAGE, OPEN, SPAN, RunRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from treering.core.batch import Expect
     from treering.core.content import Content
     from treering.core.engine import Engine
     from treering.core.records import Record, Ref
 
+    OnPage = Callable[[int, int], None]
 
 COLLECTION: Final = "timeline"
 POSITION: Final = "index/timeline"
 BLOCKS: Final = "index/block/"
 PAGE: Final = 1000
 """Events that one commit indexes."""
+_PAGES_A_SEARCH: Final = 3
+"""Pages that a search indexes before it answers."""
+_TAIL: Final = 3 * PAGE
+"""Events behind the index that a search reads: the newest ones."""
 
 _SCOPE: Final = str(Scope("", "ledger", "index"))
 _UNSPACED: Final = re.compile(
@@ -93,6 +102,13 @@ class IndexBlock(msgspec.Struct, frozen=True, kw_only=True):
         return EventQuery(run=self.run, since_us=self.since_us, until_us=self.until_us + 1, order="time")
 
 
+class Tail(NamedTuple):
+    """The newest events behind the index, and how many more there are between the two."""
+
+    records: list[Record]
+    unread: int
+
+
 class EventIndex:
     """The search index of one space's timeline."""
 
@@ -105,14 +121,23 @@ class EventIndex:
         """The sequence number up to which the journal is indexed."""
         return self._position()[0]
 
-    def catch_up(self, *, everything: bool = False) -> int:
-        """Index new events, in whole pages, and return how many.
+    @property
+    def behind(self) -> int:
+        """How many events of the journal are behind the position."""
+        return max(last_seq(self._engine, self._space) - self.through, 0)
+
+    def catch_up(
+        self, *, everything: bool = False, pages: int | None = None, on_page: OnPage | None = None
+    ) -> int:
+        """Index new events, in whole pages, at most ``pages`` of them, and return how many.
 
         ``everything`` also indexes the last, partial page. Usually it is better left to grow: a search reads
-        it anyway, and a few large blocks take less space than many small ones.
+        it anyway, and a few large blocks take less space than many small ones. ``on_page`` is called with
+        the number of events that were indexed and of those that were new at first.
         """
         events = 0
-        while True:
+        new = 0 if on_page is None else self.behind
+        while pages is None or events < pages * PAGE:
             through, version = self._position()
             page = self._engine.scan(self._space, EventQuery(), after=str(through), limit=PAGE)
             if not page.records or (len(page.records) < PAGE and not everything):
@@ -122,10 +147,19 @@ class EventIndex:
             except (RefMoved, MissingObjects, NotFound):
                 continue  # another process was faster, or an event was just forgotten
             events += len(page.records)
+            if on_page is not None:
+                on_page(events, new)
+        return events
 
-    def tail(self) -> Iterator[Sequence[Record]]:
-        """Iterate over pages of the events that are not indexed yet, in commit order."""
-        return record_pages(self._engine, self._space, EventQuery(), after=str(self.through), limit=PAGE)
+    def tail(self) -> Tail:
+        """Return the events that are not indexed yet; if there are many, the newest ones."""
+        through = self.through
+        if last_seq(self._engine, self._space) - through <= _TAIL:
+            new = each_record(self._engine, self._space, EventQuery(), after=str(through), limit=PAGE)
+            return Tail(list(new), 0)
+        newest = each_record(self._engine, self._space, EventQuery(newest_first=True), limit=PAGE)
+        records = list(islice(takewhile(lambda each: each.seq > through, newest), _TAIL))
+        return Tail(records, max(records[-1].seq - 1 - through, 0) if records else 0)
 
     def blocks(self, names: Sequence[tuple[str, str]]) -> list[IndexBlock]:
         """Return the blocks of texts given as (run, name), without those that were forgotten meanwhile."""
@@ -343,11 +377,13 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """Hits, those with the most words first, then the newest. ``words`` are the words searched for.
 
     ``is_partial``: too many events contain the words to read all of them; more may match the filters.
+    ``not_indexed``: so many events were not looked at, because they are not in the index yet.
     """
 
     hits: tuple[Hit, ...]
     words: tuple[str, ...]
     is_partial: bool = False
+    not_indexed: int = 0
 
 
 class TimelineSearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -388,22 +424,25 @@ class TimelineSearch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def search(engine: Engine, space: str, query: TimelineSearch) -> SearchResult:
-    """Search all committed events, after bringing the index up to date."""
+    """Search all committed events, or all but those between the index and the newest ones."""
     if not 1 <= query.limit <= MAX_HITS:
         raise InvalidInput(f"limit={query.limit}; use 1 to {MAX_HITS}")
     query_words = QueryWords(query.text)
     if not query_words.stems:
         return SearchResult(hits=(), words=())
     index = EventIndex(engine, space)
-    with suppress(ReadOnly):  # then more events are read without the index
-        index.catch_up()
+    with suppress(ReadOnly):
+        index.catch_up(pages=_PAGES_A_SEARCH)
     matches = _Matches(index, query, query_words)
-    for records in index.tail():
-        matches.scan(records)
+    tail = index.tail()
+    matches.scan(tail.records)
     is_partial = not _scan_blocks(engine, space, index, query, matches)
     best = sorted(matches.found, key=_Match.order)[: query.limit]
     return SearchResult(
-        hits=tuple(each.hit() for each in best), words=query_words.terms, is_partial=is_partial
+        hits=tuple(each.hit() for each in best),
+        words=query_words.terms,
+        is_partial=is_partial,
+        not_indexed=tail.unread,
     )
 
 

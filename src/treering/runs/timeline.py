@@ -35,7 +35,7 @@ from treering.runs.search import EventIndex, QueryWords, SearchResult, TimelineS
 from treering.runs.span import FIRST_TOKEN, INPUT_SIZE, MESSAGE, OPEN, SPAN, RunRow, open_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from treering.core.engine import Engine
     from treering.core.records import Record
@@ -172,20 +172,22 @@ class Timeline:
         """Find messages, inputs and outputs that contain the words, those with the most of them first.
 
         Words are compared by their stems. ``kind`` is ``message``, ``tool``, ``llm`` or another kind of
-        span. Events are found once they are in the store (`Store.flush`). The first search of a long journal
-        indexes it, which takes a while; call `index` to do that in advance.
+        span. Events are found once they are in the store (`Store.flush`). The index follows the writers; the
+        result says how many events are not in it yet (``not_indexed``). `index` brings it up to date.
         """
         query = TimelineSearch(
             text=text, run=run, agent=agent, kind=kind, since_us=since_us, until_us=until_us, limit=limit
         )
         return search(self._engine, self._space, query)
 
-    def index(self) -> int:
+    def index(self, *, on_page: Callable[[int, int], None] | None = None) -> int:
         """Bring the search index up to date, and return how many events were new to it.
 
         The newest events, less than a page of them, are not indexed yet; a search reads them directly.
+        ``on_page`` is called with the number of events that were indexed, and of all that were new. What was
+        indexed stays if this is interrupted.
         """
-        return EventIndex(self._engine, self._space).catch_up()
+        return EventIndex(self._engine, self._space).catch_up(on_page=on_page)
 
     def follow(
         self,

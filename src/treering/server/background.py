@@ -19,6 +19,7 @@ from treering.errors import TreeringError
 from treering.limits.alerts import CLOSE_SECONDS
 from treering.maintenance.stats import user_spaces
 from treering.runs.listing import CrashSweep
+from treering.runs.search import PAGE, EventIndex
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -31,6 +32,8 @@ ROUND_SECONDS: Final = 2.0
 CRASHED_SECONDS: Final = 60.0
 INDEX_WITHIN_SECONDS: Final = 60.0
 """How long indexing waits for a time without writes."""
+PAGES_A_ROUND: Final = 20
+"""How many pages of events of a project are indexed at once, so that other projects have their turn."""
 PAUSE_SECONDS: Final = 60.0
 """How long a project is skipped after an error that is not retryable."""
 RUNS_PER_CHECK: Final = 1000
@@ -118,10 +121,11 @@ class _Project:
         if seq != self._last_seq or self.watch.is_waiting:
             self.watch.run_once()
         if search and seq != self._indexed_seq:
-            # Wait for writers to pause; a search brings the index up to date by itself.
+            # Wait for writers to pause; a search reads the newest events without the index.
             if seq == self._last_seq or now >= self._index_deadline:
-                self._store.timeline.index()
-                self._indexed_seq = seq
+                index = EventIndex(self._store.engine, self._store.space)
+                if index.catch_up(pages=PAGES_A_ROUND) < PAGES_A_ROUND * PAGE:
+                    self._indexed_seq = seq
         else:
             self._index_deadline = now + INDEX_WITHIN_SECONDS
         self._last_seq = seq

@@ -26,10 +26,10 @@ import msgspec
 from anyio import to_thread
 
 from treering.core.engine import Engine
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, last_seq
 from treering.core.records import Record
 from treering.errors import TreeringError
-from treering.runs.follow import LiveFilter, last_seq, live_event
+from treering.runs.follow import LiveFilter, live_event
 from treering.runs.timeline import event_to_dict, timeline_events
 
 RING_EVENTS: Final = 8192
