@@ -187,7 +187,7 @@ def test_the_first_search_of_a_large_store_indexes_some_pages_only(store, monkey
     assert newest.not_indexed > 0
     assert not store.timeline.search("number5").hits
     pages = []
-    store.timeline.index(on_page=lambda done, new: pages.append((done, new)))
+    store.timeline.index(on_page=pages.append)
     assert pages == sorted(pages)
     assert pages[-1][0] <= pages[0][1]
     found = store.timeline.search("number5")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from treering.maintenance.gc import Collection
     from treering.maintenance.stats import Stats
     from treering.maintenance.verify import Verification
+    from treering.runs.search import IndexProgress
     from treering.sandbox.storage import ForgetResult, PruneResult, StorageConfig
     from treering.store import Store
 
@@ -242,8 +243,13 @@ def index(
 ) -> None:
     """Bring the search index up to date; a server and programs that record do so by themselves."""
     with place.existing(every=every) as opened, progress("indexing") as update:
+
+        def on_page(state: IndexProgress) -> None:
+            if update is not None:
+                update(state.events, state.behind)
+
         results = _each(
-            opened, lambda one: {"indexed_events": one.timeline.index(on_page=update)}, every=every
+            opened, lambda one: {"indexed_events": one.timeline.index(on_page=on_page)}, every=every
         )
     _show(results, lambda done: [f"indexed {done['indexed_events']:,} events"], every=every, as_json=as_json)
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.core.records import Record, Ref
 
-    OnPage = Callable[[int, int], None]
+    OnPage = Callable[["IndexProgress"], None]
 
 COLLECTION: Final = "timeline"
 POSITION: Final = "index/timeline"
@@ -102,6 +102,13 @@ class IndexBlock(msgspec.Struct, frozen=True, kw_only=True):
         return EventQuery(run=self.run, since_us=self.since_us, until_us=self.until_us + 1, order="time")
 
 
+class IndexProgress(NamedTuple):
+    """How many events were indexed, and how many commits and events the index was behind at first."""
+
+    events: int
+    behind: int
+
+
 class Tail(NamedTuple):
     """The newest events behind the index, and how many more there are between the two."""
 
@@ -132,11 +139,11 @@ class EventIndex:
         """Index new events, in whole pages, at most ``pages`` of them, and return how many.
 
         ``everything`` also indexes the last, partial page. Usually it is better left to grow: a search reads
-        it anyway, and a few large blocks take less space than many small ones. ``on_page`` is called with
-        the number of events that were indexed and of those that were new at first.
+        it anyway, and a few large blocks take less space than many small ones. ``on_page`` is called after
+        each page.
         """
         events = 0
-        new = 0 if on_page is None else self.behind
+        behind = 0 if on_page is None else self.behind
         while pages is None or events < pages * PAGE:
             through, version = self._position()
             page = self._engine.scan(self._space, EventQuery(), after=str(through), limit=PAGE)
@@ -148,7 +155,7 @@ class EventIndex:
                 continue  # another process was faster, or an event was just forgotten
             events += len(page.records)
             if on_page is not None:
-                on_page(events, new)
+                on_page(IndexProgress(events, behind))
         return events
 
     def tail(self) -> Tail:

@@ -31,7 +31,15 @@ from treering.runs.follow import Follower, LiveEvent, LiveFilter, live_event
 from treering.runs.money import from_nanos, to_nanos
 from treering.runs.prices import EUR, exchange
 from treering.runs.run import RUNNING, find_run, run_from_ref, run_not_found
-from treering.runs.search import EventIndex, QueryWords, SearchResult, TimelineSearch, search, searchable
+from treering.runs.search import (
+    EventIndex,
+    IndexProgress,
+    QueryWords,
+    SearchResult,
+    TimelineSearch,
+    search,
+    searchable,
+)
 from treering.runs.span import FIRST_TOKEN, INPUT_SIZE, MESSAGE, OPEN, SPAN, RunRow, open_id
 
 if TYPE_CHECKING:
@@ -180,12 +188,11 @@ class Timeline:
         )
         return search(self._engine, self._space, query)
 
-    def index(self, *, on_page: Callable[[int, int], None] | None = None) -> int:
+    def index(self, *, on_page: Callable[[IndexProgress], None] | None = None) -> int:
         """Bring the search index up to date, and return how many events were new to it.
 
         The newest events, less than a page of them, are not indexed yet; a search reads them directly.
-        ``on_page`` is called with the number of events that were indexed, and of all that were new. What was
-        indexed stays if this is interrupted.
+        ``on_page`` is called after each page. What was indexed stays if this is interrupted.
         """
         return EventIndex(self._engine, self._space).catch_up(on_page=on_page)
 
