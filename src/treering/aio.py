@@ -56,7 +56,7 @@ from treering.runs.performance import Performance, PerformanceBy, PerformanceRep
 from treering.runs.recorder import Recorder
 from treering.runs.replay import ReplayStep
 from treering.runs.run import Run, RunInfo
-from treering.runs.search import SearchResult
+from treering.runs.search import IndexProgress, SearchResult
 from treering.runs.timeline import Timeline, TimelineEvent, TimelineFilter, TimelinePage
 from treering.schedules.schedules import Schedules, TaskPage
 from treering.schedules.tasks import CatchUp, OccurrenceReport, Overlap, Policy, Task
@@ -1158,9 +1158,9 @@ class AsyncTimeline:
             limit=limit,
         )
 
-    async def index(self) -> int:
+    async def index(self, *, on_page: Callable[[IndexProgress], None] | None = None) -> int:
         """Async twin of `Timeline.index`."""
-        return await self._bridge.call(self._timeline.index)
+        return await self._bridge.call(self._timeline.index, on_page=self._bridge.in_loop(on_page))
 
     async def follow(
         self,
