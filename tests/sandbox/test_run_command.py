@@ -166,3 +166,12 @@ def test_checkpoints_of_a_store_are_forgotten_as_well(work: Path, treering) -> N
     assert treering("forget", "--checkpoint", oldest["id"]).stdout.startswith("dropped 1 checkpoints, keep 1")
     assert json.loads(treering("checkpoints", "--json").stdout) == [newest]
     assert work
+
+
+@pytest.mark.usefixtures("work")
+def test_variables_are_passed_on_by_name_pattern_and_value(treering, monkeypatch) -> None:
+    for name in ("MY_KEY", "NIMBUS_ID", "NIMBUS_REGION", "OTHER_KEY"):
+        monkeypatch.setenv(name, "outer")
+    chosen = ("--env", "MY_KEY", "--env", "NIMBUS_*", "--env", "EXTRA=a=b")
+    ran = treering("run", *chosen, "--", "sh", "-c", "env | grep -E 'MY_|OTHER_|NIMBUS|EXTRA' | sort")
+    assert ran.stdout.split() == ["EXTRA=a=b", "MY_KEY=outer", "NIMBUS_ID=outer", "NIMBUS_REGION=outer"]

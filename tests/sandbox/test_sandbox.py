@@ -24,6 +24,7 @@ from treering.sandbox import (
 )
 from treering.sandbox.archive import SandboxFolders
 from treering.sandbox.bucket import STATE
+from treering.sandbox.local import environment_of, make_sandbox
 from treering.sandbox.profiles import find_profile
 from treering.sandbox.storage import CheckpointMetadata
 
@@ -210,7 +211,7 @@ def test_the_environment_has_a_home_of_its_own(monkeypatch) -> None:
     monkeypatch.setenv("TREERING_API_KEY", "tr-secret")
     monkeypatch.setenv("XDG_CONFIG_HOME", "/elsewhere")
     monkeypatch.setenv("SOME_API_KEY", "for the agent")
-    with Sandbox(SCRIBBLER, env={"MORE": "more"}) as sandbox:
+    with Sandbox(SCRIBBLER, env={"MORE": "more"}, pass_env=["SOME_*", "TREERING_*"]) as sandbox:
         seen = {name: sandbox.run(f"env {name}").output for name in ("HOME", "XDG_CONFIG_HOME", "MORE")}
         home = str(sandbox.home)
         assert home in seen["HOME"]
@@ -218,6 +219,70 @@ def test_the_environment_has_a_home_of_its_own(monkeypatch) -> None:
         assert "more" in seen["MORE"]
         assert "(not set)" in sandbox.run("env TREERING_API_KEY").output
         assert "for the agent" in sandbox.run("env SOME_API_KEY").output
+
+
+def test_keys_of_the_shell_stay_out_of_the_sandbox_and_its_checkpoints(
+    monkeypatch, tmp_path: Path, storage: StorageConfig
+) -> None:
+    for name in (
+        "ANTHROPIC_API_KEY",
+        "OPENAI_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "GITHUB_TOKEN",
+        "DB_PASSWORD",
+    ):
+        monkeypatch.setenv(name, f"canary of {name}")
+    monkeypatch.setenv("LC_TIME", "de_DE.UTF-8")
+    with Sandbox("program", storage=storage) as sandbox:
+        result = sandbox.execute(["sh", "-c", "env > env.txt; cat env.txt"])
+        assert "canary" not in result.output
+        assert {"PATH", "HOME", "LC_TIME"} <= {line.partition("=")[0] for line in result.output.splitlines()}
+        assert result.checkpoint is not None
+        sandbox.download(result.checkpoint.id, "workspace/env.txt", tmp_path / "kept")
+        assert "canary" not in (tmp_path / "kept" / "workspace" / "env.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    "agent, given",
+    [
+        ("claude", {"ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"}),
+        ("codex", {"OPENAI_API_KEY"}),
+        ("gemini", {"GEMINI_API_KEY"}),
+        ("qwen", {"OPENAI_API_KEY", "DASHSCOPE_API_KEY"}),
+        ("kimi", {"MOONSHOT_API_KEY"}),
+        ("opencode", {"ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY"}),
+        ("program", set()),
+    ],
+)
+def test_each_agent_gets_its_own_keys_and_no_others(agent: str, given: set[str]) -> None:
+    keys = {
+        *("ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "OPENAI_API_KEY", "GEMINI_API_KEY", "DASHSCOPE_API_KEY"),
+        *("MOONSHOT_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "TREERING_API_KEY", "CLAUDECODE"),
+    }
+    outer = {"PATH": "/bin", **dict.fromkeys(keys, "value")}
+    profile = find_profile(agent)
+    at = make_sandbox(profile, "knowledge", None)
+    try:
+        assert keys & set(environment_of(at, profile, {}, outer)) == given
+        more = environment_of(at, profile, {"GITHUB_TOKEN": "mine"}, outer, passed=["AWS_*"])
+        assert keys & set(more) == given | {"AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN"}
+        assert more["GITHUB_TOKEN"] == "mine"
+        everything = environment_of(at, profile, {}, outer, passed=["*"])
+        assert keys - set(everything) == {"TREERING_API_KEY", *profile.unset} & keys
+    finally:
+        at.remove()
+
+
+def test_a_checkpoint_with_a_secret_is_taken_and_says_so(storage: StorageConfig) -> None:
+    key = "ghp_" + "q7Zx1Lw9Rt4Vb6Ny8Mk2" + "Jd5Hs3Gf0Pc7Xe1T"
+    with Sandbox("program", storage=storage, env={"GITHUB_TOKEN": key}) as sandbox:
+        result = sandbox.execute(["sh", "-c", "env | grep TOKEN > env.txt"])
+        assert result.checkpoint is not None
+        (found,) = result.checkpoint.secrets
+        assert (found.path, found.rule, found.line) == ("workspace/env.txt", "github-token", 1)
+        assert "workspace/env.txt:1: github-token" in (result.warning or "")
+        assert key not in str(result.checkpoint) + str(result.warning)
+        assert sandbox.list_checkpoints()[0].secrets == result.checkpoint.secrets
 
 
 def test_a_credential_can_be_read_but_not_changed_and_is_not_saved(

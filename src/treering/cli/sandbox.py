@@ -71,6 +71,14 @@ def run(
     tag_prefix: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Prefix of the session's tag.")
     ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env",
+            metavar="NAME[=VALUE]",
+            help="Set a variable, or pass those of this shell on by name or pattern (AWS_*); repeatable.",
+        ),
+    ] = None,
     keep_sandbox: Annotated[bool, typer.Option("--keep-sandbox", help="Do not remove the sandbox.")] = False,
     storage: StorageOption = None,
     endpoint: EndpointOption = None,
@@ -96,6 +104,8 @@ def run(
             session_tag_prefix=tag_prefix,
             store=store,
             workspace=workspace,
+            env=dict(each.split("=", 1) for each in env or () if "=" in each),
+            pass_env=[each for each in env or () if "=" not in each],
             on_output=None if as_json else _pass_on,
         )
         try:

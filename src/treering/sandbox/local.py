@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import fnmatch
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -22,7 +23,7 @@ from treering.core.ids import new_id
 from treering.errors import InvalidInput, NotFound
 from treering.files import make_folder
 from treering.sandbox.archive import WORKSPACE, SandboxFolders
-from treering.sandbox.profiles import AgentProfile, treering_home
+from treering.sandbox.profiles import COMMON_VARIABLES, AgentProfile, treering_home
 
 WorkspaceMode = Literal["knowledge", "swe"]
 
@@ -136,15 +137,23 @@ def find_sandbox(sandbox_id: str) -> LocalSandbox:
 
 
 def environment_of(
-    sandbox: LocalSandbox, profile: AgentProfile, given: Mapping[str, str], outer: Mapping[str, str]
+    sandbox: LocalSandbox,
+    profile: AgentProfile,
+    given: Mapping[str, str],
+    outer: Mapping[str, str],
+    *,
+    passed: Iterable[str] = (),
 ) -> dict[str, str]:
-    """Return the environment of programs in the sandbox: the user's, with another home.
+    """Return the environment of programs in the sandbox.
 
-    It includes the keys that agents sign in with, but not treering's own key.
+    Of the user's it has what programs need to run (`COMMON_VARIABLES`), what the profile lists, which is how
+    the agent signs in, and what the caller lists in ``passed``; never treering's own key. All three are names
+    or patterns.
     """
     home = str(sandbox.home)
     dropped = {*_TREERING_VARIABLES, *profile.unset}
-    made = {name: value for name, value in outer.items() if name not in dropped}
+    wanted = matcher((*COMMON_VARIABLES, *profile.variables, *passed))
+    made = {name: value for name, value in outer.items() if name not in dropped and wanted(name)}
     made |= {
         "HOME": home,
         "XDG_CONFIG_HOME": f"{home}/.config",
@@ -155,6 +164,12 @@ def environment_of(
     }
     made |= {name: value.replace("{home}", home) for name, value in profile.environment.items()}
     return {**made, **given}
+
+
+def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """Return a function that says whether a name of a variable matches one of these names and patterns."""
+    whole = re.compile("|".join(fnmatch.translate(each) for each in patterns))
+    return lambda name: whole.match(name) is not None
 
 
 def relocate_sessions(profile: AgentProfile, sandbox: LocalSandbox, before: str | None) -> None:

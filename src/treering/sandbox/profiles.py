@@ -24,6 +24,28 @@ HOME_VARIABLE: Final = "TREERING_HOME"
 PROFILES_FILE: Final = "agents.toml"
 
 
+COMMON_VARIABLES: Final = (
+    *("PATH", "SHELL", "USER", "LOGNAME", "LANG", "LANGUAGE", "LC_*", "TZ"),
+    *("TERM", "COLORTERM", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "CI"),
+    *("TMPDIR", "TMP", "TEMP", "EDITOR", "VISUAL", "PAGER"),
+    *(
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+        "NO_PROXY",
+        "http_proxy",
+        "https_proxy",
+        "all_proxy",
+        "no_proxy",
+    ),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
+    *("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL"),
+    *("LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYENV_ROOT", "UV_PYTHON", "NODE_PATH"),
+    *("NODE_OPTIONS", "NVM_DIR", "JAVA_HOME", "GOROOT", "CARGO_HOME", "RUSTUP_HOME", "HOMEBREW_PREFIX"),
+)
+"""Variables that every program in a sandbox gets: where programs, languages and certificates are. No keys."""
+
+
 class AgentProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A CLI agent.
 
@@ -35,6 +57,9 @@ class AgentProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         by_path: The folder whose subfolders are named after the path of the workspace.
         rebuilt: Patterns of files that contain the path of the home and are recreated when they are missing.
         credentials: Files of the user's home that the agent may read, and that are never saved.
+        variables: Names and patterns of environment variables that it gets from the user's, besides
+            `COMMON_VARIABLES`: its keys and settings. Everything else stays outside.
+        environment: More variables, which are set; ``unset`` ones are taken away.
         format: The format of its stdout, if the command contains ``format_mark``.
     """
 
@@ -50,6 +75,7 @@ class AgentProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     credentials: tuple[str, ...] = ()
     format: StreamFormat | None = None
     format_mark: str | None = None
+    variables: tuple[str, ...] = ()
     environment: dict[str, str] = {}
     unset: tuple[str, ...] = ()
 
@@ -86,6 +112,7 @@ _BUILT_IN: Final = (
         credentials=(".claude/.credentials.json",),
         format="claude-code",
         format_mark="stream-json",
+        variables=("ANTHROPIC_*", "CLAUDE_CODE_*", "CLAUDE_MODEL", "MAX_THINKING_TOKENS", "MCP_TIMEOUT"),
         environment={"CLAUDE_CONFIG_DIR": "{home}/.claude"},
         unset=("CLAUDECODE", "CLAUDE_CODE_ENTRYPOINT", "CLAUDE_CODE_SSE_PORT"),
     ),
@@ -101,6 +128,7 @@ _BUILT_IN: Final = (
         credentials=(".codex/auth.json",),
         format="codex",
         format_mark="--json",
+        variables=("OPENAI_*", "CODEX_*", "AZURE_OPENAI_API_KEY"),
         environment={"CODEX_HOME": "{home}/.codex"},
     ),
     AgentProfile(
@@ -112,6 +140,13 @@ _BUILT_IN: Final = (
         settings=(".gemini",),
         sessions=".gemini/tmp/*/chats/*",
         credentials=(".gemini/oauth_creds.json", ".gemini/google_accounts.json"),
+        variables=(
+            "GEMINI_*",
+            "GOOGLE_API_KEY",
+            "GOOGLE_GENAI_*",
+            "GOOGLE_CLOUD_PROJECT",
+            "GOOGLE_CLOUD_LOCATION",
+        ),
     ),
     AgentProfile(
         name="qwen",
@@ -122,6 +157,7 @@ _BUILT_IN: Final = (
         settings=(".qwen",),
         sessions=".qwen/projects/*/chats/*",
         credentials=(".qwen/oauth_creds.json",),
+        variables=("QWEN_*", "DASHSCOPE_*", "OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL"),
     ),
     AgentProfile(
         name="kimi",
@@ -132,6 +168,7 @@ _BUILT_IN: Final = (
         settings=(".kimi",),
         sessions=".kimi/sessions/*/*",
         credentials=(".kimi/credentials.toml",),
+        variables=("KIMI_*", "MOONSHOT_*"),
     ),
     AgentProfile(
         name="opencode",
@@ -141,6 +178,10 @@ _BUILT_IN: Final = (
         settings=_OPENCODE,
         sessions=".local/share/opencode/storage/session/**/*.json",
         credentials=(".local/share/opencode/auth.json",),
+        variables=(
+            *("OPENCODE_*", "ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY", "OPENROUTER_API_KEY"),
+            *("GROQ_API_KEY", "DEEPSEEK_API_KEY", "MISTRAL_API_KEY", "XAI_API_KEY", "TOGETHER_API_KEY"),
+        ),
     ),
     AgentProfile(name="program"),
 )

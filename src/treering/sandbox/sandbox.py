@@ -96,6 +96,9 @@ class Sandbox:
         workspace: A folder of yours to work in, which stays when the sandbox is removed.
         store: Where runs are recorded. With a treering server as storage, runs are recorded there.
         env: Additional environment variables.
+        pass_env: Names and patterns (``AWS_*``) of variables of this process that programs get as well.
+            Without it they get what they need to run, and what the profile lists
+            (`AgentProfile.variables`): other keys stay out of the sandbox.
         arguments: Additional arguments of the agent's command.
         exclude: Patterns for the workspace in .gitignore syntax, as is ``include``.
     """
@@ -113,6 +116,7 @@ class Sandbox:
         store: Store | None = None,
         workspace: str | Path | None = None,
         env: Mapping[str, str] | None = None,
+        pass_env: Sequence[str] = (),
         arguments: Sequence[str] = (),
         exclude: Sequence[str] = (),
         include: Sequence[str] = (),
@@ -131,6 +135,9 @@ class Sandbox:
         self._checkpoints = _LazyStorage(storage, store)
         self._workspace = None if workspace is None else Path(workspace).expanduser().absolute()
         self._env = dict(env or {})
+        if isinstance(pass_env, str):
+            raise InvalidInput(f"pass_env={pass_env!r} is not a list; pass [{pass_env!r}]")
+        self._pass_env = tuple(pass_env)
         self._arguments = tuple(arguments)
         if exclude or include:
             make_rules(exclude=exclude, include=include)  # refuse invalid patterns now
@@ -378,7 +385,9 @@ class Sandbox:
         self._running = running = ProgramRun(
             command,
             folder=session.at.workspace,
-            environment=environment_of(session.at, self._profile, self._env, os.environ),
+            environment=environment_of(
+                session.at, self._profile, self._env, os.environ, passed=self._pass_env
+            ),
             profile=self._profile,
             prompt=prompt,
             log=session.log,
