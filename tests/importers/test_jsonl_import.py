@@ -97,7 +97,7 @@ def test_two_lives_of_one_thread_are_a_conflict(source, empty):
     empty.thread("support/alice").resume("deny")
     source.thread("support/alice").resume("approve")
     before = empty.stats().rows
-    with pytest.raises(Conflict, match="'support/alice' has checkpoints here that the source does not know"):
+    with pytest.raises(Conflict, match="'support/alice' has checkpoints in the target that the source"):
         bring(exported(source), empty)
     assert empty.stats().rows == before
 

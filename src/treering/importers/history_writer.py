@@ -17,14 +17,18 @@ import msgspec
 from msgspec import structs
 
 from treering.core.batch import ABSENT, Draft, Event
+from treering.core.clock import DAY_US, day_of
 from treering.core.content import Content, ObjectAddress, list_address, parse_address
-from treering.core.encoding import encode_json
+from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import thread_scope
 from treering.core.query import EventQuery, each_record
 from treering.errors import Conflict, NotFound, RefMoved
+from treering.runs.run import RunInfo, run_from_ref, run_ref, write_listing, write_ref
 from treering.threads.checkpoint import (
     CheckpointRecord,
     ListPrefix,
+    Revisions,
+    SavedIn,
     by_id,
     read_checkpoint,
     read_state,
@@ -76,7 +80,8 @@ class ImportedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     ``state`` holds the values that differ from the parent's, ``changed`` the dicts in which only some keys do
     (set and dropped), ``dropped`` the names that are gone. With ``whole``, nothing of the parent's state
-    stays. A ``snapshot`` is kept only if its files are in the store already.
+    stays. A ``snapshot`` is kept only if its files are in the store already. A ``revision`` (its id) replaces
+    a checkpoint that is stored.
     """
 
     id: str
@@ -95,10 +100,15 @@ class ImportedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None
     tags: Sequence[str] = ()
     snapshot: str | None = None
+    saved_in: SavedIn = SavedIn()
+    revision: str | None = None
 
 
 class ImportedHead(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the head of a thread goes; ``checkpoints`` and ``rewinds`` are the ids imported with it."""
+    """Where the head of a thread goes.
+
+    ``checkpoints`` and ``rewinds`` are the ids of what the source has of the thread, as far as it matters.
+    """
 
     thread: str
     namespace: str
@@ -120,6 +130,8 @@ class HistoryWriter:
         self._bytes = 0
         self._known: dict[str, CheckpointRecord] = {}
         self._tails: dict[str, tuple[int, str]] = {}
+        self._shared_lists: dict[str, int] = {}
+        """Lengths of the lists of recorded requests."""
         self._unwritten: set[str] = set()
 
     def owners(self, checkpoint_ids: Iterable[str]) -> dict[str, tuple[str, str]]:
@@ -141,9 +153,18 @@ class HistoryWriter:
         """Return the ids of a thread's rewinds that are stored already."""
         return self._events(EventQuery(kinds=(REWIND,), scope=thread_scope(thread, namespace)))
 
-    def events(self, thread: str, namespace: str) -> set[str]:
-        """Return the ids of all events of a thread that are stored already."""
-        return self._events(EventQuery(scope=thread_scope(thread, namespace)))
+    def stored_events(self, times: Mapping[str, int]) -> set[str]:
+        """Return which of these events (their times by id) are stored already."""
+        by_day: dict[int, list[str]] = {}
+        for each, ts_us in times.items():
+            by_day.setdefault(day_of(ts_us), []).append(each)
+        found: set[str] = set()
+        for day, ids in by_day.items():
+            for start in range(0, len(ids), _CHECKPOINTS_A_COMMIT):
+                some = tuple(ids[start : start + _CHECKPOINTS_A_COMMIT])
+                since, until = day * DAY_US, (day + 1) * DAY_US
+                found |= self._events(EventQuery(ids=some, since_us=since, until_us=until, brief=True))
+        return found
 
     def _events(self, query: EventQuery) -> set[str]:
         return {record.event.id for record in each_record(self._engine, self._space, query)}
@@ -152,6 +173,9 @@ class HistoryWriter:
         """Add a checkpoint whose parent was added before or is stored; ``size`` is its approximate size in
         bytes.
         """
+        if made.revision is not None:
+            self.finish()
+            self._draft = Draft(self._space, id=made.revision)
         parent = None if made.parent is None else self._checkpoint(made.parent)
         scope = thread_scope(made.thread, made.namespace)
         before = parent.lists if parent is not None else {}
@@ -186,6 +210,8 @@ class HistoryWriter:
                 state=self._new_state(stored, made),
                 previous_state=stored,
                 origin=parent,
+                is_revision=made.revision is not None,
+                saved_in=made.saved_in,
             ),
         )
         for name, prefix in checkpoint.lists.items():
@@ -194,6 +220,8 @@ class HistoryWriter:
                 self._unwritten.add(prefix.list)
         self._remember(checkpoint)
         self._count(size)
+        if made.revision is not None:
+            self.finish()
 
     def add_event(
         self,
@@ -238,12 +266,52 @@ class HistoryWriter:
         if by_index:
             self.finish()
 
+    def add_items(
+        self, list_id: str, items: Sequence[Content], *, at: int, parent: str | None, scope: str
+    ) -> None:
+        """Add the items of a list that recorded requests share; those that are stored already stay."""
+        length = self._shared_lists.get(list_id)
+        if length is None:
+            length = self.list_length(list_id)
+        first = length or at
+        new = items[max(first - at, 0) :]
+        if new or not length:
+            self._draft.append(list_id, *new, scope=scope, at=first, parent=None if length else parent)
+            self._count(sum(len(each.data) for each in new))
+        self._shared_lists[list_id] = max(length, at + len(items))
+
+    def list_length(self, list_id: str) -> int:
+        """Return how many items a list has; 0 if there is none."""
+        info = self._engine.list_info(self._space, list_id)
+        return 0 if info is None else info.length
+
+    def run_changes(self, info: RunInfo) -> bool:
+        """Return whether a run is not stored as it is given; one that ended here later stays as it is."""
+        name = run_ref(info.id)
+        ref = self._engine.refs(self._space, [name]).get(name)
+        if ref is None:
+            return True
+        known = run_from_ref(ref)
+        if known.ended_at_us is not None and (info.ended_at_us or 0) < known.ended_at_us:
+            return False
+        return info != known
+
+    def add_run(self, info: RunInfo) -> None:
+        """Add the state of a run."""
+        write_listing(self._draft, info)
+        write_ref(self._draft, info)
+        self._count(0)
+
     def set_further_head(self, name: str, thread: str, namespace: str, checkpoint: str) -> None:
-        """Set the head of a subgraph, if it has none."""
+        """Set the head of a subgraph, unless it is there or further already."""
         self.finish()
+        ref = self._engine.refs(self._space, [name]).get(name)
+        if ref is not None and decode_json(ref.value)["checkpoint"] >= checkpoint:
+            return
         draft = Draft(self._space)
         value = encode_json({"checkpoint": checkpoint})
-        draft.set_ref(name, value, scope=thread_scope(thread, namespace), expect=ABSENT)
+        expect = ABSENT if ref is None else ref.version
+        draft.set_ref(name, value, scope=thread_scope(thread, namespace), expect=expect)
         with suppress(RefMoved):
             self._engine.commit(draft.batch())
 
@@ -273,8 +341,8 @@ class HistoryWriter:
         if any(each.id == head.checkpoint for each in journal.line(journal.by_id(now))):
             return False
         raise Conflict(
-            f"thread {head.thread!r} has checkpoints here that the source does not know; "
-            "import it into another namespace (--namespace NAME), or rename the thread there"
+            f"thread {head.thread!r} has checkpoints in the target that the source does not know; "
+            "fork it in the source and bring the fork, or bring it into another namespace"
         )
 
     def set_head(self, head: ImportedHead) -> None:
@@ -340,7 +408,7 @@ class HistoryWriter:
         self.finish()
         page = self._engine.scan(self._space, by_id(checkpoint_id), limit=1)
         for record in page.records:
-            checkpoint = read_checkpoint(self._engine, self._space, record)
+            checkpoint = Revisions(self._engine, self._space).read(record)
             self._remember(checkpoint)
             return checkpoint
         raise NotFound(f"checkpoint {checkpoint_id!r} is neither in this store nor in the import")

@@ -8,6 +8,8 @@ store that list is a different one, so such content is taken out of the list and
 exception is a task that was sent a whole conversation: it refers to a prefix of a list of an earlier
 checkpoint, and if that checkpoint is exported, the event names the checkpoint and the list. So an export
 grows with the conversation, not with its square.
+
+An export for a store that has a part already (see `treering.importers.transfer`) leaves that part out.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from treering.core.content import (
     slot_address,
 )
 from treering.core.encoding import decode_json
-from treering.core.ids import thread_scope
-from treering.core.query import EventQuery, each_record, each_ref
+from treering.core.ids import RUN_MOVED, Scope, thread_scope
+from treering.core.query import EventQuery, ListQuery, each_listed, each_record, each_ref, record_pages
 from treering.graphs.graph import EMBEDDED_FORM, PREFIX_FORMS, WRITES
 from treering.graphs.step import subgraph_refs
 from treering.importers.history_writer import COLUMNS
@@ -41,10 +43,12 @@ from treering.importers.jsonl_format import (
     CheckpointLine,
     End,
     EventLine,
+    ItemsLine,
     ListDelta,
     ListLine,
     RefLine,
     RewindLine,
+    RunLine,
     Start,
     StateDelta,
     ThreadLine,
@@ -54,6 +58,8 @@ from treering.importers.jsonl_format import (
     raw_value,
     write_line,
 )
+from treering.runs.exchanges import EXCHANGE
+from treering.runs.run import RUN_LIST, run_from_ref
 from treering.secret_scan import FoundSecret, scan_secrets
 from treering.threads.checkpoint import (
     KIND,
@@ -61,12 +67,14 @@ from treering.threads.checkpoint import (
     CheckpointRecord,
     ListPrefix,
     Revisions,
+    SavedIn,
     Value,
+    read_checkpoint,
 )
 from treering.threads.history import REWIND, Journal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from treering.core.engine import Engine
     from treering.core.records import ListInfo, Record
@@ -95,20 +103,23 @@ class ExportedEvent(msgspec.Struct, frozen=True, kw_only=True):
 def collect_event(
     engine: Engine, space: str, record: Record, exported: Mapping[str, ExportedList]
 ) -> ExportedEvent | None:
-    """Return an event with its contents; ``None`` if it refers to content that is not its own.
+    """Return an event with its contents; ``None`` if it refers to content that cannot be taken along.
 
     ``exported`` are the lists of the checkpoints that were exported before it.
     """
     event = record.event
     addresses = list(dict.fromkeys([*event.links] if event.body is None else [*event.links, event.body]))
     places = {address: parse_address(address) for address in addresses}
-    if any(isinstance(place, SlotAddress) and place.batch != record.batch for place in places.values()):
+    if event.kind == WRITES and any(
+        isinstance(place, SlotAddress) and place.batch != record.batch for place in places.values()
+    ):
         return None
     own = [address for address in addresses if not isinstance(places[address], ListAddress)]
-    if len(own) < len(addresses) and event.kind != WRITES:
+    has_lists = len(own) < len(addresses)
+    if has_lists and event.kind != WRITES and not event.kind.startswith(EXCHANGE):
         return None
     contents = dict(zip(own, engine.get(space, own) if own else (), strict=True))
-    if len(own) < len(addresses):
+    if has_lists and event.kind == WRITES:
         return _taken_out(engine, space, record, contents, exported)
     return ExportedEvent(event=event, contents=contents)
 
@@ -184,11 +195,36 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: int
     rewinds: int
     events: int
-    snapshots: int
-    """Checkpoints with a snapshot of files. The files are not exported."""
+    runs: int = 0
+    snapshots: tuple[str, ...] = ()
+    """The snapshots of the checkpoints, each once. Their files are not among the lines."""
     left_out: dict[str, int]
     secrets: tuple[FoundSecret, ...] = ()
     """What looks like keys and passwords in it, by thread and line of the export; the first 100."""
+
+
+class Existing:
+    """What the store that an export is for has already: nothing, unless a subclass knows better."""
+
+    def after(self, thread: ThreadInfo) -> str | None:
+        """Return the cursor in the thread's events up to which it has all of them."""
+        del thread
+        return None
+
+    def head(self, thread: ThreadInfo) -> str | None:
+        """Return the checkpoint that the thread is at there, if it is one that the source has as well."""
+        del thread
+        return None
+
+    def checkpoints(self, ids: Iterable[str]) -> set[str]:
+        """Return which of these checkpoints it has."""
+        del ids
+        return set()
+
+    def list_length(self, list_id: str) -> int:
+        """Return how many items it has of a list that recorded requests share."""
+        del list_id
+        return 0
 
 
 def export_jsonl(
@@ -197,13 +233,29 @@ def export_jsonl(
     write: Callable[[bytes], Any],
     *,
     on_progress: Progress | None = None,
+    existing: Existing | None = None,
 ) -> ExportReport:
-    """Export the histories of these threads, including the past that they share with other threads."""
-    return _Export(store, write, on_progress).run(threads)
+    """Export the histories of these threads, including the past that they share with other threads.
+
+    What is ``existing`` in the store that the lines are for is left out.
+    """
+    return _Export(store, write, on_progress, existing or Existing()).run(threads)
 
 
 class _Export:
-    def __init__(self, store: Store, write: Callable[[bytes], Any], on_progress: Progress | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        write: Callable[[bytes], Any],
+        on_progress: Progress | None,
+        existing: Existing,
+    ) -> None:
+        self._existing = existing
+        self._stored: dict[str, bool] = {}
+        """Whether checkpoints that were looked up are existing ones."""
+        self._saved_in: dict[str, SavedIn] = {}
+        self._items: dict[str, int] = {}
+        """How many items of each list of recorded requests are written or existing."""
         self._engine = store.engine
         self._space = store.space
         self._write_line = write
@@ -214,7 +266,8 @@ class _Export:
         self._exported_lists: dict[str, ExportedList] = {}
         self._rewinds = 0
         self._events = 0
-        self._snapshots = 0
+        self._runs = 0
+        self._snapshots: dict[str, None] = {}
         self._left_out: dict[str, int] = {}
         self._secrets: list[FoundSecret] = []
         self._line_number = 0
@@ -232,7 +285,8 @@ class _Export:
             checkpoints=len(self._written),
             rewinds=self._rewinds,
             events=self._events,
-            snapshots=self._snapshots,
+            runs=self._runs,
+            snapshots=tuple(self._snapshots),
             left_out=self._left_out,
             secrets=tuple(self._secrets),
         )
@@ -248,6 +302,9 @@ class _Export:
 
     def _thread(self, thread: ThreadInfo) -> None:
         self._thread_id = thread.id
+        scope = thread_scope(thread.id, thread.namespace)
+        continues = self._existing.head(thread)
+        rewinds = EventQuery(scope=scope, kinds=(REWIND,), brief=True)
         self._write(
             write_line(
                 ThreadLine(
@@ -255,38 +312,120 @@ class _Export:
                     namespace=thread.namespace,
                     head=thread.head,
                     created_at=thread.created_at,
+                    continues=continues,
+                    rewinds=[]
+                    if continues is None
+                    else [each.event.id for each in each_record(self._engine, self._space, rewinds)],
                 )
             )
         )
-        scope = thread_scope(thread.id, thread.namespace)
         revisions = Revisions(self._engine, self._space)
-        for record in each_record(self._engine, self._space, EventQuery(scope=scope)):
-            event = record.event
-            if event.kind == KIND:
-                self._checkpoint(revisions.read(record))
-            elif event.kind == REWIND:
-                self._rewinds += 1
-                fields = decode_json(event.data or b"{}")
-                self._write(
-                    write_line(
-                        RewindLine(
-                            id=event.id,
-                            thread=thread.id,
-                            namespace=thread.namespace,
-                            at=to_iso(event.ts_us),
-                            data=raw_value(fields),
-                        )
-                    )
-                )
-            elif event.kind != REVISION:  # a checkpoint is exported as it was last revised
-                self._other(record, thread)
+        for page in record_pages(
+            self._engine, self._space, EventQuery(scope=scope), after=self._existing.after(thread)
+        ):
+            self._look_up(each.event.id for each in page if each.event.kind == KIND)
+            for record in page:
+                self._record(record, thread, revisions)
+        self._run_states(thread)
         self._subgraph_heads(thread)
-        if thread.head not in self._written:  # rewound to a checkpoint of another thread
+        if thread.head not in self._written and not self._is_existing(thread.head):
+            # It was rewound to a checkpoint of another thread.
             self._checkpoint(Journal(self._engine, self._space, thread.namespace).by_id(thread.head))
 
-    def _other(self, record: Record, thread: ThreadInfo) -> None:
-        """Write an event that is not a checkpoint, with its content, unless that is not its own."""
-        line = self._event_line(record, thread)
+    def _record(self, record: Record, thread: ThreadInfo, revisions: Revisions) -> None:
+        event = record.event
+        if event.kind == KIND:
+            if not self._is_existing(event.id):
+                self._saved_in[event.id] = SavedIn(run=event.run, span=event.span, agent=event.agent)
+                self._checkpoint(revisions.read(record))
+        elif event.kind == REWIND:
+            self._rewinds += 1
+            fields = decode_json(event.data or b"{}")
+            self._write(
+                write_line(
+                    RewindLine(
+                        id=event.id,
+                        thread=thread.id,
+                        namespace=thread.namespace,
+                        at=to_iso(event.ts_us),
+                        data=raw_value(fields),
+                    )
+                )
+            )
+        elif event.kind == REVISION:
+            # A checkpoint is exported as it was last revised; only an existing one needs more.
+            newest = revisions.of(event.scope).get(event.parent or "")
+            if newest is not None and newest.event.id == event.id and self._is_existing(event.parent or ""):
+                revised = read_checkpoint(self._engine, self._space, record)
+                self._revision(revised, event.id)
+        else:
+            self._other(record, thread)
+            if event.kind == RUN_MOVED and event.run is not None:
+                own = EventQuery(scope=str(Scope(thread.namespace, "run", event.run)))
+                for each in each_record(self._engine, self._space, own):
+                    self._other(each, thread, own_run=event.run)
+
+    def _look_up(self, ids: Iterable[str]) -> None:
+        new = [each for each in ids if each not in self._stored]
+        stored = self._existing.checkpoints(new) if new else ()
+        self._stored.update((each, each in stored) for each in new)
+
+    def _is_existing(self, checkpoint_id: str) -> bool:
+        self._look_up((checkpoint_id,))
+        return self._stored[checkpoint_id]
+
+    def _run_states(self, thread: ThreadInfo) -> None:
+        query = ListQuery(list=RUN_LIST, namespace=thread.namespace, thread=thread.id, oldest_first=True)
+        for ref in each_listed(self._engine, self._space, query):
+            # No process keeps it alive there.
+            info = structs.replace(run_from_ref(ref), recorders=())
+            state = {name: each for name, each in structs.asdict(info).items() if each not in (None, {}, ())}
+            self._runs += 1
+            self._write(
+                write_line(
+                    RunLine(run=info.id, thread=thread.id, namespace=thread.namespace, state=raw_value(state))
+                )
+            )
+
+    def _request_lists(self, record: Record, thread: ThreadInfo) -> None:
+        """Write the items of the lists that a recorded request is made of, as far as they are not written."""
+        lists: dict[str, list[Any]] = decode_json(record.event.data or b"{}").get("lists", {})
+        lengths: dict[str, int] = {}
+        for list_id, length, _ in lists.values():
+            lengths[list_id] = max(lengths.get(list_id, 0), length)
+        for list_id, length in lengths.items():
+            self._list_items(self._lineage(list_id), length, thread)
+
+    def _list_items(self, lineage: Sequence[ListInfo], length: int, thread: ThreadInfo) -> None:
+        info, rest = lineage[0], lineage[1:]
+        if info.list not in self._items:
+            self._items[info.list] = self._existing.list_length(info.list)
+        there = self._items[info.list]
+        if length <= there:
+            return
+        if not there and info.start and rest:
+            self._list_items(rest, info.start, thread)
+        at = max(there, info.start)
+        items = self._engine.read_list(self._space, info.list, at, length)
+        self._write(
+            write_line(
+                ItemsLine(
+                    list_id=info.list,
+                    thread=thread.id,
+                    namespace=thread.namespace,
+                    parent=info.parent if info.start else None,
+                    at=at,
+                    add=[line for each in items if (line := content_line(each)) is not None],
+                )
+            )
+        )
+        self._items[info.list] = length
+
+    def _other(self, record: Record, thread: ThreadInfo, *, own_run: str | None = None) -> None:
+        """Write an event that is not a checkpoint, with its content, unless that cannot be taken along."""
+        if record.event.kind.startswith(EXCHANGE):
+            self._request_lists(record, thread)
+        line = self._event_line(record, thread, own_run)
         if line is None:
             kind = record.event.kind
             self._left_out[kind] = self._left_out.get(kind, 0) + 1
@@ -294,7 +433,7 @@ class _Export:
             self._events += 1
             self._write(write_line(line))
 
-    def _event_line(self, record: Record, thread: ThreadInfo) -> EventLine | None:
+    def _event_line(self, record: Record, thread: ThreadInfo, own_run: str | None) -> EventLine | None:
         found = collect_event(self._engine, self._space, record, self._exported_lists)
         if found is None:
             return None
@@ -323,25 +462,27 @@ class _Export:
                 list_id: ListLine(checkpoint=each.checkpoint, name=each.name, length=each.length)
                 for list_id, each in found.lists.items()
             },
+            own_run=own_run,
         )
 
     def _subgraph_heads(self, thread: ThreadInfo) -> None:
         prefix = subgraph_refs(thread.id, thread.namespace)
         for ref in each_ref(self._engine, self._space, prefix):
             head: str = decode_json(ref.value)["checkpoint"]
-            if head in self._written:
+            if head in self._written or self._is_existing(head):
                 line = RefLine(name=ref.name, thread=thread.id, namespace=thread.namespace, checkpoint=head)
                 self._write(write_line(line))
 
     def _checkpoint(self, checkpoint: CheckpointRecord) -> None:
         """Write a checkpoint, after those of its ancestors that are not written yet."""
         chain = [checkpoint]
-        if checkpoint.parent is not None and checkpoint.parent not in self._written:
+        if checkpoint.parent is not None and not self._is_there(checkpoint.parent):
             for ancestor in self._ancestors(checkpoint):
                 chain.append(ancestor)
-                if ancestor.id in self._written:
+                if self._is_there(ancestor.id):
                     break
-        parent = chain.pop() if chain[-1].id in self._written else self._known(checkpoint.parent)
+        is_found = len(chain) > 1 and self._is_there(chain[-1].id)
+        parent = chain.pop() if is_found else self._known(checkpoint.parent)
         for each in reversed(chain):
             self._line(each, parent)
             parent = each
@@ -352,8 +493,8 @@ class _Export:
         return line
 
     def _known(self, checkpoint_id: str | None) -> CheckpointRecord | None:
-        """Return a checkpoint that was written before."""
-        if checkpoint_id is None or checkpoint_id not in self._written:
+        """Return a checkpoint that was written before, or is existing."""
+        if checkpoint_id is None or not self._is_there(checkpoint_id):
             return None
         return self._recent.get(checkpoint_id) or self._fetched(checkpoint_id)
 
@@ -363,10 +504,22 @@ class _Export:
         (record,) = self._engine.scan(self._space, by_id(checkpoint_id), limit=1).records
         return Revisions(self._engine, self._space).read(record)
 
+    def _is_there(self, checkpoint_id: str) -> bool:
+        return checkpoint_id in self._written or self._is_existing(checkpoint_id)
+
+    def _revision(self, checkpoint: CheckpointRecord, revision: str) -> None:
+        """Write an existing checkpoint as it is now."""
+        self._checkpoint_line(checkpoint, self._known(checkpoint.parent), revision=revision)
+
     def _line(self, checkpoint: CheckpointRecord, parent: CheckpointRecord | None) -> None:
-        if checkpoint.id in self._written:
-            return
+        if not self._is_there(checkpoint.id):
+            self._checkpoint_line(checkpoint, parent)
+
+    def _checkpoint_line(
+        self, checkpoint: CheckpointRecord, parent: CheckpointRecord | None, *, revision: str | None = None
+    ) -> None:
         known = parent.lists if parent is not None else {}
+        saved_in = self._saved_in.pop(checkpoint.id, SavedIn())
         self._write(
             write_line(
                 CheckpointLine(
@@ -385,15 +538,21 @@ class _Export:
                     metadata=raw_value(checkpoint.metadata),
                     pending_interrupt=raw_value(checkpoint.pending_interrupt),
                     snapshot=checkpoint.snapshot,
+                    run=saved_in.run,
+                    span=saved_in.span,
+                    agent=saved_in.agent,
+                    revision=revision,
                 )
             )
         )
-        self._written.add(checkpoint.id)
+        if revision is None:
+            self._written.add(checkpoint.id)
         for name, prefix in checkpoint.lists.items():
             before = self._exported_lists.get(prefix.list)
             if before is None or before.length < prefix.length:
                 self._exported_lists[prefix.list] = ExportedList(checkpoint.id, name, prefix.length)
-        self._snapshots += checkpoint.snapshot is not None
+        if checkpoint.snapshot is not None:
+            self._snapshots[checkpoint.snapshot] = None
         self._recent[checkpoint.id] = checkpoint
         if len(self._recent) > _PAGE:
             self._recent.pop(next(iter(self._recent)))

@@ -8,7 +8,9 @@ has totals, which reveal a truncated file.
 
 Values are written as they are stored (see `core.encoding`): what JSON cannot express is ``{"$decimal":
 "1.10"}`` and the like. Checkpoints of other threads are included if a fork needs them as its past, and so are
-all other events of the thread: what the tasks of a graph wrote, its transcript.
+all other events of the thread: what the tasks of a graph wrote, its transcript, the spans and messages of its
+runs. A run has a line of its own with its state; the lists that recorded requests share come before the first
+request that needs them.
 """
 
 from __future__ import annotations
@@ -32,12 +34,18 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="tr
 
 
 class ThreadLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="thread"):
-    """A thread, and the checkpoint that its head was at."""
+    """A thread, and the checkpoint that its head was at.
+
+    Lines for a store that has the beginning of the thread already say where its head was there
+    (``continues``), and name all ``rewinds`` of the thread, also those that are not among the lines.
+    """
 
     thread: str
     head: str
     created_at: str
     namespace: str = ""
+    continues: str | None = None
+    rewinds: list[str] = []
 
 
 class ListDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -69,7 +77,10 @@ class StateDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class CheckpointLine(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="checkpoint"
 ):
-    """One checkpoint."""
+    """One checkpoint. ``revision`` is the id of its newest revision, if it was saved again.
+
+    ``run``, ``span`` and ``agent`` are what it was saved in.
+    """
 
     id: str
     thread: str
@@ -84,6 +95,10 @@ class CheckpointLine(
     metadata: msgspec.Raw = EMPTY
     pending_interrupt: msgspec.Raw = NOTHING
     snapshot: str | None = None
+    run: str | None = None
+    span: str | None = None
+    agent: str | None = None
+    revision: str | None = None
 
 
 class RewindLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="rewind"):
@@ -116,7 +131,8 @@ class EventLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
 
     ``slots`` are its small contents by address, ``objects`` the large ones, ``lists`` the lists of
     checkpoints by id. With ``by_index``, the event refers to its contents by their indexes within the commit,
-    which must stay.
+    which must stay. ``own_run`` is the run that the event is forgotten with, if that is not the thread: a run
+    whose thread was not known when it began.
     """
 
     id: str
@@ -132,6 +148,30 @@ class EventLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     slots: dict[str, ContentLine] = {}
     objects: list[ContentLine] = []
     lists: dict[str, ListLine] = {}
+    own_run: str | None = None
+
+
+class ItemsLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="items"):
+    """Items of a list that recorded requests share, from position ``at`` on.
+
+    A list that begins behind position 0 shares what is before with ``parent``, a list of an earlier line.
+    """
+
+    list_id: str
+    thread: str
+    add: list[ContentLine]
+    at: int = 0
+    namespace: str = ""
+    parent: str | None = None
+
+
+class RunLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="run"):
+    """The state of a run of a thread; what it did are events."""
+
+    run: str
+    thread: str
+    state: msgspec.Raw
+    namespace: str = ""
 
 
 class RefLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="head"):
@@ -150,7 +190,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="end"
     checkpoints: int
 
 
-Line = Start | ThreadLine | CheckpointLine | RewindLine | EventLine | RefLine | End
+Line = Start | ThreadLine | CheckpointLine | RewindLine | ItemsLine | EventLine | RunLine | RefLine | End
 
 _decoder: Final = msgspec.json.Decoder(Line)
 _encoder: Final = msgspec.json.Encoder()

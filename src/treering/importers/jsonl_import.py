@@ -20,9 +20,16 @@ import msgspec
 
 from treering.core.batch import Event, Usage
 from treering.core.clock import day_of, from_datetime
-from treering.core.content import Address, SlotAddress, list_address, object_address, parse_address
+from treering.core.content import (
+    Address,
+    ListAddress,
+    SlotAddress,
+    list_address,
+    object_address,
+    parse_address,
+)
 from treering.core.encoding import encode_json
-from treering.core.ids import check_id, thread_scope
+from treering.core.ids import Scope, check_id, thread_scope
 from treering.errors import Conflict, Corrupt, InvalidInput, NotFound, Unreachable
 from treering.graphs.step import subgraph_refs
 from treering.importers.history_writer import (
@@ -38,9 +45,11 @@ from treering.importers.jsonl_format import (
     CheckpointLine,
     End,
     EventLine,
+    ItemsLine,
     Line,
     RefLine,
     RewindLine,
+    RunLine,
     Start,
     ThreadLine,
     content_of,
@@ -49,8 +58,10 @@ from treering.importers.jsonl_format import (
 )
 from treering.importers.lines import BadLines, refuse_bad
 from treering.importers.registry import FileReport, ImportReport, Progress, report_of
+from treering.runs.exchanges import EXCHANGE
+from treering.runs.run import RunInfo, validate_run
 from treering.store import Store
-from treering.threads.checkpoint import KIND, created_at_us
+from treering.threads.checkpoint import KIND, REVISION, SavedIn, created_at_us
 from treering.threads.history import REWIND
 
 _MAX_INDEX: Final = 100_000
@@ -83,7 +94,27 @@ def checkpoint_of(line: CheckpointLine) -> ImportedCheckpoint:
         note=line.note,
         tags=line.tags,
         snapshot=line.snapshot,
+        saved_in=SavedIn(run=line.run, span=line.span, agent=line.agent),
+        revision=line.revision,
     )
+
+
+def run_of(line: RunLine) -> RunInfo:
+    """Return the run of a line. Raise `InvalidInput` if it is not one of its thread."""
+    try:
+        info = msgspec.convert(value_of(line.state), RunInfo)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"the run cannot be read: {error}") from None
+    if (info.id, info.thread, info.namespace) != (check_id(line.run, "run id"), line.thread, line.namespace):
+        raise InvalidInput(f"the state of run {line.run!r} is that of another run")
+    return validate_run(info)
+
+
+def scope_of(line: EventLine) -> str:
+    """Return what an event is forgotten with."""
+    if line.own_run is not None:
+        return str(Scope(line.namespace, "run", check_id(line.own_run, "run id")))
+    return thread_scope(check_id(line.thread, "thread id"), line.namespace)
 
 
 def rewind_of(line: RewindLine) -> Event:
@@ -101,7 +132,7 @@ def event_of(line: EventLine) -> Event:
     """Return the event of any other line. Raise `InvalidInput` if it refers to content that is not in the
     line.
     """
-    if line.type in (KIND, REWIND):
+    if line.type in (KIND, REWIND, REVISION):
         raise InvalidInput(f"an event cannot be a {line.type}")
     for address, each in line.slots.items():
         content_of(each)
@@ -111,6 +142,8 @@ def event_of(line: EventLine) -> Event:
     brought = set(line.slots)
     brought |= {object_address(content_of(each).name) for each in line.objects}
     brought |= {list_address(check_id(each, "list id")) for each in line.lists}
+    if line.type.startswith(EXCHANGE):
+        brought |= {each for each in line.links if isinstance(parse_address(each), ListAddress)}
     if missing := {*line.links, *([line.body] if line.body is not None else [])} - brought:
         raise InvalidInput(f"the event lacks its content {min(missing)!r}")
     columns: dict[str, Any] = dict(line.columns)
@@ -121,7 +154,7 @@ def event_of(line: EventLine) -> Event:
         id=check_id(line.id, "event id"),
         kind=check_id(line.type, "event kind"),
         ts_us=time_us(line.at),
-        scope=thread_scope(check_id(line.thread, "thread id"), line.namespace),
+        scope=scope_of(line),
         usage=None if usage is None else msgspec.convert(usage, Usage),
         data=None if line.data == NOTHING else bytes(line.data),
         body=None if line.body is None else Address(line.body),
@@ -181,7 +214,12 @@ class Inspection:
         self._places: dict[str, tuple[int, str | None]] = {}
         """Line number and parent of each checkpoint, in the order of the file."""
         self._rewinds: dict[str, tuple[str, str]] = {}
-        self._events: dict[str, tuple[str, str]] = {}
+        self._events: dict[str, tuple[tuple[str, str], int]] = {}
+        """Thread and time of each event."""
+        self._revisions: dict[str, tuple[int, CheckpointLine]] = {}
+        self._runs: dict[str, RunInfo] = {}
+        self._lists: set[str] = set()
+        """The lists of recorded requests."""
         self._needs: list[tuple[int, EventLine | RefLine]] = []
         """Lines that refer to checkpoints of earlier lines, with their numbers."""
         self._threads: dict[tuple[str, str], tuple[int, ThreadLine]] = {}
@@ -197,16 +235,40 @@ class Inspection:
         self.new_rewinds = self._rewinds.keys() - {
             each for key in set(self._rewinds.values()) for each in histories.rewinds(*key)
         }
-        self.new_events = self._events.keys() - {
-            each for key in set(self._events.values()) for each in histories.events(*key)
-        }
+        self.new_events = self._events.keys() - histories.stored_events(
+            {each: ts_us for each, (_, ts_us) in self._events.items()}
+        )
+        self.new_revisions = self._revisions.keys() - histories.stored_events(
+            {each: time_us(line.created_at) for each, (_, line) in self._revisions.items()}
+        )
+        self.new_runs = {each for each, info in self._runs.items() if histories.run_changes(info)}
         self.heads = [self._head(line) for _, line in self._threads.values()]
         self.moving = sum(histories.head_moves(head) for head in self.heads)
 
     @property
     def count(self) -> int:
         """How many lines the second pass goes through."""
-        return len(self._owners) + len(self._rewinds) + len(self._events)
+        return len(self._owners) + len(self._rewinds) + len(self._events) + len(self._runs)
+
+    def is_new(self, line: Line) -> bool:
+        """Return whether a line that passed is to be stored; items and heads are compared when they are."""
+        match line:
+            case CheckpointLine():
+                return line.id in self.new if line.revision is None else line.revision in self.new_revisions
+            case RewindLine():
+                return line.id in self.new_rewinds
+            case EventLine():
+                return line.id in self.new_events
+            case RunLine():
+                return line.run in self.new_runs
+            case _:
+                return isinstance(line, (ItemsLine, RefLine))
+
+    @property
+    def has_new(self) -> bool:
+        """Whether there is anything to write."""
+        new = (self.new, self.new_rewinds, self.new_events, self.new_revisions, self.new_runs)
+        return any(new) or bool(self.moving)
 
     def report(self, name: str) -> tuple[FileReport, ...]:
         """Return what was found, and how much of it is new."""
@@ -221,6 +283,8 @@ class Inspection:
         for holds, all_of, new in (
             ("rewinds", self._rewinds, self.new_rewinds),
             ("events", self._events, self.new_events),
+            ("revisions", self._revisions, self.new_revisions),
+            ("runs", self._runs, self.new_runs),
         ):
             if all_of:
                 known = len(all_of) - len(new)
@@ -256,13 +320,20 @@ class Inspection:
             raise InvalidInput("not a history exported by `treering export jsonl`")
         if self._end is not None:
             raise InvalidInput("there are lines after the end of the history")
+        if isinstance(line, End):
+            self._end = line
+        elif isinstance(line, ThreadLine):
+            check_id(line.thread, "thread id")
+            time_us(line.created_at)
+            self._threads[line.thread, line.namespace] = number, line
+        elif isinstance(line, CheckpointLine):
+            self._checkpoint(number, line)
+        else:
+            self._part(number, line)
+
+    def _part(self, number: int, line: RewindLine | EventLine | ItemsLine | RunLine | RefLine) -> None:
+        """Check a line of what a thread has besides its checkpoints."""
         match line:
-            case ThreadLine():
-                check_id(line.thread, "thread id")
-                time_us(line.created_at)
-                self._threads[line.thread, line.namespace] = number, line
-            case CheckpointLine():
-                self._checkpoint(number, line)
             case RewindLine():
                 check_id(line.id, "event id")
                 time_us(line.at)
@@ -270,24 +341,29 @@ class Inspection:
                 self._rewinds[line.id] = line.thread, line.namespace
             case EventLine():
                 event_of(line)
-                self._lists(line)
+                self._check_lists(line)
                 if line.lists:
                     self._needs.append((number, line))
-                self._events[line.id] = line.thread, line.namespace
+                self._events[line.id] = (line.thread, line.namespace), time_us(line.at)
+            case ItemsLine():
+                self._items(line)
+            case RunLine():
+                self._runs[line.run] = run_of(line)
             case RefLine():
                 if not line.name.startswith(subgraph_refs(line.thread, line.namespace)):
                     raise InvalidInput(
                         f"{line.name!r} is not the head of a subgraph of thread {line.thread!r}"
                     )
-                if self._owners.get(line.checkpoint) != (line.thread, line.namespace):
+                owner = line.thread, line.namespace
+                if self._owners.get(line.checkpoint) != owner and (
+                    self._history.owners([line.checkpoint]).get(line.checkpoint) != owner
+                ):
                     raise InvalidInput(f"the head {line.checkpoint!r} is not a checkpoint of an earlier line")
                 self._needs.append((number, line))
-            case End():
-                self._end = line
 
     def _checkpoint(self, number: int, line: CheckpointLine) -> None:
         check_id(line.thread, "thread id")
-        if line.id in self._owners:
+        if line.id in self._owners and line.revision is None:
             raise InvalidInput(f"checkpoint {line.id!r} is in the file twice")
         if day_of(created_at_us(line.id)) != day_of(time_us(line.created_at)):
             raise InvalidInput(f"checkpoint {line.id!r} has an id of another day")
@@ -302,11 +378,34 @@ class Inspection:
         check_values(line)
         if line.snapshot is not None:
             parse_address(line.snapshot)
+        if line.revision is not None:
+            self._revisions[check_id(line.revision, "revision id")] = number, line
+            return
         self._places[line.id] = number, line.parent
         self._owners[line.id] = line.thread, line.namespace
         self._lengths[line.id] = {name: each.keep + len(each.add) for name, each in line.lists.items()}
 
-    def _lists(self, line: EventLine) -> None:
+    def _items(self, line: ItemsLine) -> None:
+        check_id(line.list_id, "list id")
+        check_id(line.thread, "thread id")
+        for each in line.add:
+            content_of(each)
+        before = (line.list_id, line.parent)
+        if line.at and not any(each and (each in self._lists or self._is_list(each)) for each in before):
+            raise InvalidInput(f"the first {line.at} items of list {line.list_id!r} are in no earlier line")
+        self._lists.add(line.list_id)
+
+    def _is_list(self, list_id: str) -> bool:
+        return self._history.list_length(list_id) > 0
+
+    def _check_lists(self, line: EventLine) -> None:
+        if line.type.startswith(EXCHANGE):
+            for address in line.links:
+                place = parse_address(address)
+                if isinstance(place, ListAddress) and not (
+                    place.list in self._lists or self._is_list(place.list)
+                ):
+                    raise InvalidInput(f"the event needs list {place.list!r}, which is in no earlier line")
         for each in line.lists.values():
             length = self._lengths.get(each.checkpoint, {}).get(each.name, 0)
             if not 0 <= each.length <= length:
@@ -338,6 +437,12 @@ class Inspection:
         """Leave out checkpoints whose parent is nowhere."""
         elsewhere = {parent for _, parent in self._places.values() if parent and parent not in self._owners}
         there = self._history.owners(elsewhere)
+        revised = {line.id for _, line in self._revisions.values()} - self._owners.keys()
+        known = self._history.owners(revised) if revised else {}
+        for revision, (number, line) in list(self._revisions.items()):
+            if line.id not in self._owners and known.get(line.id) != (line.thread, line.namespace):
+                self._drop(number, f"checkpoint {line.id!r}, which it revises, is not in the store")
+                del self._revisions[revision]
         for checkpoint, (number, parent) in self._places.items():
             if parent is not None and parent not in self._owners and parent not in there:
                 self._drop(number, f"the parent {parent!r} is neither in an earlier line nor in the store")
@@ -345,8 +450,11 @@ class Inspection:
 
     def _find_heads(self) -> None:
         newest = {key: checkpoint for checkpoint, key in self._owners.items()} if self.bad.count else {}
+        lines = self._threads.values()
+        heads = {line.head for _, line in lines if line.head not in self._owners}
+        stored = self._history.owners(heads) if heads else {}
         for key, (number, line) in list(self._threads.items()):
-            if line.head in self._owners:
+            if line.head in self._owners or line.head in stored:
                 continue
             why = f"the head {line.head!r} of thread {line.thread!r} is not in the file, or cannot be read"
             head = newest.get(key)
@@ -370,12 +478,12 @@ class Inspection:
         for number, line in self._needs:
             is_event = isinstance(line, EventLine)
             needed = {each.checkpoint for each in line.lists.values()} if is_event else {line.checkpoint}
-            if lost := needed - self._owners.keys():
+            if lost := needed - self._owners.keys() - self._history.owners(needed).keys():
                 self._drop(number, f"it needs the checkpoint {min(lost)!r}, which cannot be read")
                 if is_event:
                     del self._events[line.id]
         kept = {*self._owners.values(), *self._threads}
-        self._events = {each: key for each, key in self._events.items() if key in kept}
+        self._events = {each: place for each, place in self._events.items() if place[0] in kept}
         self._rewinds = {each: key for each, key in self._rewinds.items() if key in kept}
 
     def _drop(self, number: int, why: str) -> None:
@@ -399,8 +507,8 @@ class Inspection:
             namespace=line.namespace,
             checkpoint=line.head,
             first_us=time_us(line.created_at),
-            checkpoints=self._owners.keys(),
-            rewinds={each for each, owner in self._rewinds.items() if owner == key},
+            checkpoints={*self._owners, *([line.continues] if line.continues else [])},
+            rewinds={*line.rewinds, *(each for each, owner in self._rewinds.items() if owner == key)},
         )
 
 
@@ -424,7 +532,7 @@ def import_jsonl(
         report = report_of("jsonl", name, checked.report(name), dry_run=dry_run)
         if strict:
             refuse_bad(report)
-        if not dry_run and (checked.new or checked.new_rewinds or checked.new_events or checked.moving):
+        if not dry_run and checked.has_new:
             _Import(lines, checked, histories, on_progress).run()
         return report
 
@@ -474,27 +582,9 @@ class _Import:
             if number in self._checked.bad_numbers:
                 continue
             line = read_line(text)
-            if isinstance(line, CheckpointLine):
-                if line.id in self._checked.new:
-                    self._history.add(checkpoint_of(line), size=len(text))
-            elif isinstance(line, RewindLine):
-                if line.id in self._checked.new_rewinds:
-                    self._history.add_event(rewind_of(line))
-            elif isinstance(line, EventLine):
-                if line.id in self._checked.new_events:
-                    self._history.add_event(
-                        event_of(line),
-                        slots={address: content_of(each) for address, each in line.slots.items()},
-                        objects=[content_of(each) for each in line.objects],
-                        lists={each: (there.checkpoint, there.name) for each, there in line.lists.items()},
-                        by_index=line.by_index,
-                    )
-            elif isinstance(line, RefLine):
-                self._history.set_further_head(line.name, line.thread, line.namespace, line.checkpoint)
-                continue
-            else:
-                continue
-            done += 1
+            if self._checked.is_new(line):
+                self._store(line, len(text))
+            done += isinstance(line, (CheckpointLine, RewindLine, EventLine, RunLine))
             if self._on_progress is not None:
                 self._on_progress(done, self._checked.count)
         self._history.finish()
@@ -505,3 +595,32 @@ class _Import:
             )
         for head in self._checked.heads:
             self._history.set_head(head)
+
+    def _store(self, line: Line, size: int) -> None:
+        match line:
+            case CheckpointLine():
+                self._history.add(checkpoint_of(line), size=size)
+            case RewindLine():
+                self._history.add_event(rewind_of(line))
+            case EventLine():
+                self._history.add_event(
+                    event_of(line),
+                    slots={address: content_of(each) for address, each in line.slots.items()},
+                    objects=[content_of(each) for each in line.objects],
+                    lists={each: (there.checkpoint, there.name) for each, there in line.lists.items()},
+                    by_index=line.by_index,
+                )
+            case ItemsLine():
+                self._history.add_items(
+                    line.list_id,
+                    [content_of(each) for each in line.add],
+                    at=line.at,
+                    parent=line.parent,
+                    scope=thread_scope(line.thread, line.namespace),
+                )
+            case RunLine():
+                self._history.add_run(run_of(line))
+            case RefLine():
+                self._history.set_further_head(line.name, line.thread, line.namespace, line.checkpoint)
+            case _:
+                pass

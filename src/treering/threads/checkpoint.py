@@ -135,6 +135,14 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
         return all(name in known and known[name] == value for name, value in metadata.items())
 
 
+class SavedIn(msgspec.Struct, frozen=True, kw_only=True):
+    """The run, span and agent that saved a checkpoint."""
+
+    run: str | None = None
+    span: str | None = None
+    agent: str | None = None
+
+
 class Checkpoint:
     """One checkpoint of a thread. Its messages, lists and state are read on first use.
 
@@ -415,10 +423,12 @@ def write_checkpoint(
     metadata: EncodedMetadata | None = None,
     depends_on: str | None = None,
     is_revision: bool = False,
+    saved_in: SavedIn | None = None,
 ) -> None:
     """Add the row of a checkpoint to a batch; only `CheckpointWriter` calls this.
 
-    A checkpoint that is saved inside a run is linked to that run and span. ``metadata`` is its metadata, if
+    A checkpoint is linked to the run and span that it is saved in (``saved_in``, if that was elsewhere).
+    ``metadata`` is its metadata, if
     the caller has encoded it already. ``depends_on`` is the scope of another thread whose rows are needed to
     read this one: an empty list of that scope is linked, so that erasing it finds out about this fork.
     ``is_revision`` says that the checkpoint is stored already, and is to be replaced.
@@ -434,6 +444,8 @@ def write_checkpoint(
         draft.append(anchor(depends_on), scope=depends_on, at=0)
         links = (*links, list_address(anchor(depends_on)))
     node = None if is_revision else current_node.get()
+    if saved_in is None and node is not None:
+        saved_in = SavedIn(run=node.run_id, span=node.span_id, agent=node.agent)
     draft.event(
         Event(
             id=draft.id if is_revision else checkpoint.id,
@@ -441,9 +453,9 @@ def write_checkpoint(
             parent=checkpoint.id if is_revision else None,
             ts_us=checkpoint.created_at_us,
             scope=scope,
-            run=None if node is None else node.run_id,
-            span=None if node is None else node.span_id,
-            agent=None if node is None else node.agent,
+            run=None if saved_in is None else saved_in.run,
+            span=None if saved_in is None else saved_in.span,
+            agent=None if saved_in is None else saved_in.agent,
             name=_title(checkpoint.note),
             data=data,
             body=body,

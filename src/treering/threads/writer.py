@@ -50,6 +50,7 @@ from treering.threads.checkpoint import (
     CheckpointRecord,
     EncodedMetadata,
     ListPrefix,
+    SavedIn,
     extension_of,
     incomplete_list,
     read_list,
@@ -150,7 +151,8 @@ class NewCheckpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     ``state`` are new values by name; those equal to ``previous_state`` are not written again. ``origin`` is
     the checkpoint that this one was forked from or has as its parent, where that may be of another thread.
     ``metadata`` is the record's metadata, if the caller has encoded it already. ``is_revision`` says that the
-    checkpoint is stored already, and is to be replaced.
+    checkpoint is stored already, and is to be replaced. ``saved_in`` is the run that saved it, if that is not
+    the current one.
     """
 
     record: CheckpointRecord
@@ -160,6 +162,7 @@ class NewCheckpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     origin: CheckpointRecord | None = None
     metadata: EncodedMetadata | None = None
     is_revision: bool = False
+    saved_in: SavedIn | None = None
 
 
 class CheckpointWriter:
@@ -250,7 +253,12 @@ class CheckpointWriter:
         extension = extension_of(record.metadata)
         depends_on = None if extension is None else extension.required_scope(record, new.origin)
         write_checkpoint(
-            draft, record, metadata=new.metadata, depends_on=depends_on, is_revision=new.is_revision
+            draft,
+            record,
+            metadata=new.metadata,
+            depends_on=depends_on,
+            is_revision=new.is_revision,
+            saved_in=new.saved_in,
         )
         return record
 
