@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from treering.aio import AsyncStore
     from treering.api import open, open_async
     from treering.core.retention import Keep
+    from treering.importers.transfer import pull, pull_async, push, push_async
     from treering.limits.tool_budgets import Budget, Budgets
     from treering.replays.capture import instrument, record
     from treering.replays.replay import replay
@@ -41,6 +42,10 @@ __all__ = [
     "instrument",
     "open",
     "open_async",
+    "pull",
+    "pull_async",
+    "push",
+    "push_async",
     "record",
     "replay",
     "rerun",
@@ -58,6 +63,10 @@ _MODULES: Final = {
     "instrument": "treering.replays.capture",
     "open": "treering.api",
     "open_async": "treering.api",
+    "pull": "treering.importers.transfer",
+    "pull_async": "treering.importers.transfer",
+    "push": "treering.importers.transfer",
+    "push_async": "treering.importers.transfer",
     "record": "treering.replays.capture",
     "replay": "treering.replays.replay",
     "rerun": "treering.replays.rerun",

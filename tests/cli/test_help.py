@@ -26,6 +26,9 @@ NO_JSON = {
 NO_STORE = {
     "hook claude-code": "keeps conversations, which have no packs",
     "memory protect": "works on a git checkout",
+    "remote add": "keeps the names of servers for all stores",
+    "remote list": "keeps the names of servers for all stores",
+    "remote remove": "keeps the names of servers for all stores",
 }
 """Commands without --store or --store-blobs, and why."""
 

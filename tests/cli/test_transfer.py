@@ -54,7 +54,8 @@ class TestExport:
             "checkpoints": 3,
             "rewinds": 0,
             "events": 0,
-            "snapshots": 0,
+            "runs": 0,
+            "snapshots": [],
             "left_out": {},
             "secrets": [],
         }

@@ -14,6 +14,7 @@ PAGES = [name for name, text in TEXTS.items() if "```console" in text and not ne
 def test_a_page_shows_what_happens(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TREERING_URL", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / ".config"))
     assert walk(TEXTS[name], capsys)
 
 

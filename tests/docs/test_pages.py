@@ -8,6 +8,7 @@ says so in the line above it, with a reason: ``<!-- not run: needs a server -->`
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -62,6 +63,7 @@ def run(page: str, blocks: list[Block], folder: Path) -> subprocess.CompletedPro
     return subprocess.run(
         [sys.executable, "-c", _RUN],
         cwd=folder,
+        env={**os.environ, "XDG_CONFIG_HOME": str(folder / ".config")},
         input=json.dumps([page, [(block.line, block.code) for block in blocks]]),
         capture_output=True,
         text=True,

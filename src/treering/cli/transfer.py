@@ -262,13 +262,15 @@ def export_jsonl(
             "checkpoints": report.checkpoints,
             "rewinds": report.rewinds,
             "events": report.events,
+            "runs": report.runs,
         }
     )
     if report.left_out:
         say(f"note: not in the file, because their content is not of this thread: {counts(report.left_out)}")
     if report.snapshots:
         say(
-            f"note: the files of {report.snapshots} snapshots are not in it; `treering copy` takes them along"
+            f"note: the files of {len(report.snapshots)} snapshots are not in it; `treering push` and "
+            "`treering copy` take them along"
         )
     warn_of_secrets(report.secrets)
     if output != "-":

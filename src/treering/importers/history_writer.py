@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import structs
 
+from treering.core import failpoints
 from treering.core.batch import ABSENT, Draft, Event
 from treering.core.clock import DAY_US, day_of
 from treering.core.content import Content, ObjectAddress, list_address, parse_address
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 _CHECKPOINTS_A_COMMIT: Final = 200
 _BYTES_A_COMMIT: Final = 4_000_000
 _RECENT: Final = 1_000
+_STORED: Final = failpoints.declare("history.stored", "a part of an imported history was committed")
 COLUMNS: Final = (
     "run",
     "span",
@@ -286,15 +288,19 @@ class HistoryWriter:
         return 0 if info is None else info.length
 
     def run_changes(self, info: RunInfo) -> bool:
-        """Return whether a run is not stored as it is given; one that ended here later stays as it is."""
+        """Return whether a run is not stored as it is given; one that was recorded here, or that ended here
+        later, stays as it is.
+        """
         name = run_ref(info.id)
         ref = self._engine.refs(self._space, [name]).get(name)
         if ref is None:
             return True
         known = run_from_ref(ref)
+        if (known.recorders or known.ended_at_us is not None) and info.ended_at_us is None:
+            return False
         if known.ended_at_us is not None and (info.ended_at_us or 0) < known.ended_at_us:
             return False
-        return info != known
+        return info != structs.replace(known, recorders=())
 
     def add_run(self, info: RunInfo) -> None:
         """Add the state of a run."""
@@ -319,6 +325,7 @@ class HistoryWriter:
         """Write what is buffered."""
         if self._waiting:
             self._engine.commit(self._draft.batch())
+            failpoints.hit(_STORED)
         self._draft = Draft(self._space)
         self._waiting = self._bytes = 0
         self._unwritten.clear()
@@ -342,7 +349,7 @@ class HistoryWriter:
             return False
         raise Conflict(
             f"thread {head.thread!r} has checkpoints in the target that the source does not know; "
-            "fork it in the source and bring the fork, or bring it into another namespace"
+            "fork it in the source and take the fork, or choose another namespace (--namespace NAME)"
         )
 
     def set_head(self, head: ImportedHead) -> None:

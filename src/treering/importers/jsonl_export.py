@@ -24,11 +24,13 @@ from msgspec import structs
 from treering.core.batch import Event
 from treering.core.clock import to_iso
 from treering.core.content import (
+    INLINE_LIMIT,
     Address,
     Content,
     ListAddress,
     SlotAddress,
     list_address,
+    object_address,
     parse_address,
     slot_address,
 )
@@ -137,14 +139,20 @@ def _taken_out(
     fields: dict[str, Any] = orjson.loads(given or b"{}")
     slots = [place.index for place in map(parse_address, contents) if isinstance(place, SlotAddress)]
     free = max(slots, default=-1) + 1
-    added: list[Address] = []
+    added: dict[Address, None] = {}
     lists: dict[str, ExportedList] = {}
 
-    def add(content: Content) -> int:
-        address = slot_address(record.batch, 0, free + len(added))
-        contents[address] = content
-        added.append(address)
-        return free + len(added) - 1
+    def add(content: Content) -> int | Address:
+        """Add an item; return how the writes refer to it: by its index, or (large ones) by its name."""
+        if len(content.data) >= INLINE_LIMIT:
+            address = object_address(content.name)
+            contents[address] = content
+            added[address] = None
+            return address
+        index = free + sum(each.startswith("s:") for each in added)
+        contents[slot_address(record.batch, 0, index)] = content
+        added[slot_address(record.batch, 0, index)] = None
+        return index
 
     def own(place: Any) -> Any:
         if not isinstance(place, list):

@@ -378,12 +378,12 @@ class Inspection:
         check_values(line)
         if line.snapshot is not None:
             parse_address(line.snapshot)
+        self._lengths[line.id] = {name: each.keep + len(each.add) for name, each in line.lists.items()}
         if line.revision is not None:
             self._revisions[check_id(line.revision, "revision id")] = number, line
             return
         self._places[line.id] = number, line.parent
         self._owners[line.id] = line.thread, line.namespace
-        self._lengths[line.id] = {name: each.keep + len(each.add) for name, each in line.lists.items()}
 
     def _items(self, line: ItemsLine) -> None:
         check_id(line.list_id, "list id")
@@ -584,9 +584,10 @@ class _Import:
             line = read_line(text)
             if self._checked.is_new(line):
                 self._store(line, len(text))
-            done += isinstance(line, (CheckpointLine, RewindLine, EventLine, RunLine))
-            if self._on_progress is not None:
-                self._on_progress(done, self._checked.count)
+            if isinstance(line, (CheckpointLine, RewindLine, EventLine, RunLine)):
+                done += 1
+                if self._on_progress is not None:
+                    self._on_progress(done, self._checked.count)
         self._history.finish()
         missing = self._checked.new - self._history.owners(self._checked.new).keys()
         if missing:
