@@ -19,7 +19,7 @@ from tests.importers.test_jsonl_graphs import CONFIG, graph
 from tests.replays.provider import provider
 from tests.server.running import running
 from treering.adapters.langgraph import TreeringSaver
-from treering.errors import Conflict, Forbidden, InvalidInput, NotFound, Unsupported
+from treering.errors import Conflict, Forbidden, InvalidInput, NotFound, SecretsFound, Unsupported
 from treering.importers.remotes import add_remote
 from treering.runs.exchanges import read_exchanges
 from treering.server.settings import Settings
@@ -240,6 +240,34 @@ def test_a_push_that_was_killed_is_finished_by_the_next(laptop, team, folder, ki
     assert team.cost.of_thread("alice").total == laptop.cost.of_thread("alice").total
     assert numbers(treering.push(laptop, "team://default/alice")) == {"alice": (0, 0, 0, 0)}
     assert team.verify().ok
+
+
+@pytest.mark.parametrize("place", ["message", "span", "file", "second file"])
+def test_a_key_stops_it_unless_it_is_allowed(laptop, team, folder, place):
+    key = "AKIA" + "Z7QW4ERT2YUI5OPA"
+    work(laptop, folder)
+    if place == "second file":
+        treering.push(laptop, "team://default/alice")
+    if place == "message":
+        laptop.thread("alice").append({"role": "user", "content": f"use {key}"})
+    elif place == "span":
+        with laptop.run(thread="alice") as run, run.tool("shell", f"export AWS_ACCESS_KEY_ID={key}"):
+            pass
+        laptop.flush()
+    else:
+        # Across the border of two pieces of a large file.
+        large = os.urandom(600_000).hex() + f"\nAWS_ACCESS_KEY_ID={key}\n" + os.urandom(600_000).hex()
+        (folder / "deep/.env").write_text(large)
+        laptop.thread("alice").checkpoint(["with files"], workspace=folder, include=[".env"])
+    before = team.stats().rows
+    with pytest.raises(SecretsFound, match="nothing of thread 'alice' was sent") as refused:
+        treering.push(laptop, "team://default/alice")
+    assert key not in str(refused.value)
+    assert ("deep/.env" in str(refused.value)) == ("file" in place)
+    assert team.stats().rows == before
+    (moved,) = treering.push(laptop, "team://default/alice", allow_secrets=True).threads
+    assert moved.secrets
+    assert portrait(team) == portrait(laptop)
 
 
 @pytest.mark.usefixtures("team")

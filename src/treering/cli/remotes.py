@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from treering.cli.console import clean, counts, progress, rows, say, show, size
+from treering.cli.console import clean, counts, progress, rows, say, show, size, warn_of_secrets
 from treering.cli.options import JsonOption, StorePlace, UserNamespaceOption, takes_store
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ AddressArgument = Annotated[
         help="A project of a remote and a thread, or the project alone for all threads.",
         show_default=False,
     ),
+]
+AllowSecretsOption = Annotated[
+    bool, typer.Option("--allow-secrets", help="Send what looks like keys and passwords as well.")
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report what is new, and change nothing.")]
 
@@ -41,6 +44,7 @@ def add_to(app: typer.Typer) -> None:
 def push(
     address: AddressArgument,
     *,
+    allow_secrets: AllowSecretsOption = False,
     dry_run: DryRunOption = False,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
@@ -57,6 +61,7 @@ def push(
             opened,
             address,
             namespace=user_namespace,
+            allow_secrets=allow_secrets,
             dry_run=dry_run,
             on_progress=None if update is None else lambda now: update(now.bytes, None),
         )
@@ -67,6 +72,7 @@ def push(
 def pull(
     address: AddressArgument,
     *,
+    allow_secrets: AllowSecretsOption = False,
     dry_run: DryRunOption = False,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
@@ -83,6 +89,7 @@ def pull(
             opened,
             address,
             namespace=user_namespace,
+            allow_secrets=allow_secrets,
             dry_run=dry_run,
             on_progress=None if update is None else lambda now: update(now.bytes, None),
         )
@@ -138,6 +145,7 @@ def _tell(report: TransferReport, done: str, *, as_json: bool) -> None:
     lines = [f"{clean(each.thread)}: {_summary(each, done)}" for each in report.threads]
     show(report, lines, as_json=as_json)
     for each in report.threads:
+        warn_of_secrets(each.secrets)
         if each.left_out:
             say(
                 f"note: left out of {clean(each.thread)}, because their content is not of this thread: "

@@ -49,7 +49,8 @@ class Remote(msgspec.Struct, frozen=True, kw_only=True):
             store.close()
             raise Forbidden(
                 f"the key for remote {self.name!r} (${self.key_env}) is for project {granted!r}, not "
-                f"{project!r}; write {self.name}://{granted}/..., or add a remote with the other key (--key-env)"
+                f"{project!r}; write {self.name}://{granted}/..., or add a remote with the other key "
+                "(--key-env)"
             )
         return store
 

@@ -8,6 +8,9 @@ folders that name them. The target notes up to which event of the source it has 
 push reads only what came later. **Invariant:** every step is idempotent, the head of a thread moves when all
 of it is stored, and the note is written after that: a push that was killed is finished by the next one.
 
+Nothing of a thread is sent if its lines or files hold what looks like a key or password
+(`treering.secret_scan`), unless that is allowed.
+
 The note names an event and its sequence number. If the source has another event there (it is another store,
 or was restored from a backup), the whole thread is compared again.
 """
@@ -18,7 +21,7 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import IO, TYPE_CHECKING, Final, Self
+from typing import IO, TYPE_CHECKING, Final, NamedTuple, Self
 
 import msgspec
 
@@ -29,6 +32,7 @@ from treering.core.batch import Draft
 from treering.core.content import Address, Content, ObjectAddress, object_address, parse_address
 from treering.core.ids import thread_scope
 from treering.core.query import EventQuery
+from treering.core.text import readable
 from treering.core.tree import FileEntry, FolderEntry, decode_tree
 from treering.errors import InvalidInput, NotFound
 from treering.importers.history_writer import HistoryWriter
@@ -36,6 +40,7 @@ from treering.importers.jsonl_export import Existing, ExportReport, export_jsonl
 from treering.importers.jsonl_import import import_jsonl
 from treering.importers.remotes import parse_address as parse_remote
 from treering.importers.remotes import remote as remote_named
+from treering.secret_scan import FoundSecret, refuse_secrets, scan_secrets
 from treering.store import Store
 from treering.threads.directory import all_threads, thread_info
 
@@ -74,6 +79,8 @@ class ThreadTransfer(msgspec.Struct, frozen=True, kw_only=True):
     """The target has checkpoints behind those of the source, and keeps its head."""
     left_out: dict[str, int] = {}
     """Events that cannot be taken along, by kind."""
+    secrets: tuple[FoundSecret, ...] = ()
+    """What looks like keys and passwords, and was sent because that is allowed."""
 
     @property
     def is_new(self) -> bool:
@@ -113,6 +120,7 @@ def push(
     thread: str | None = None,
     *,
     namespace: str = "",
+    allow_secrets: bool = False,
     dry_run: bool = False,
     on_progress: OnTransfer | None = None,
 ) -> TransferReport:
@@ -123,15 +131,17 @@ def push(
         remote: ``team://project/thread``, ``team://project`` for all threads, or an open store.
         thread: The thread, if ``remote`` does not name it.
         namespace: The namespace of the threads within the store: a user or project.
+        allow_secrets: Send what looks like keys and passwords as well; the report names them.
         dry_run: Report what is new, and change nothing.
         on_progress: Called as data is sent.
 
     Raises:
         Conflict: The thread was continued on both sides. Nothing of it was changed.
+        SecretsFound: It seems to hold keys or passwords. Nothing of it was sent.
     """
+    options = _Options(namespace, allow_secrets, dry_run, on_progress)
     with _Sides(store, remote, thread) as sides:
-        mover = _Mover(sides.own, sides.other, namespace=namespace, dry_run=dry_run, on_progress=on_progress)
-        return mover.run(sides.thread)
+        return _Mover(sides.own, sides.other, options).run(sides.thread)
 
 
 def pull(
@@ -140,13 +150,14 @@ def pull(
     thread: str | None = None,
     *,
     namespace: str = "",
+    allow_secrets: bool = False,
     dry_run: bool = False,
     on_progress: OnTransfer | None = None,
 ) -> TransferReport:
     """Bring a thread of a remote (or all of them) to ``store``: `push` in the other direction."""
+    options = _Options(namespace, allow_secrets, dry_run, on_progress)
     with _Sides(store, remote, thread) as sides:
-        mover = _Mover(sides.other, sides.own, namespace=namespace, dry_run=dry_run, on_progress=on_progress)
-        return mover.run(sides.thread)
+        return _Mover(sides.other, sides.own, options).run(sides.thread)
 
 
 async def push_async(
@@ -155,12 +166,20 @@ async def push_async(
     thread: str | None = None,
     *,
     namespace: str = "",
+    allow_secrets: bool = False,
     dry_run: bool = False,
     on_progress: OnTransfer | None = None,
 ) -> TransferReport:
     """`push` for asyncio: it runs in a thread, where ``on_progress`` is called as well."""
     return await asyncio.to_thread(
-        push, store, remote, thread, namespace=namespace, dry_run=dry_run, on_progress=on_progress
+        push,
+        store,
+        remote,
+        thread,
+        namespace=namespace,
+        allow_secrets=allow_secrets,
+        dry_run=dry_run,
+        on_progress=on_progress,
     )
 
 
@@ -170,13 +189,28 @@ async def pull_async(
     thread: str | None = None,
     *,
     namespace: str = "",
+    allow_secrets: bool = False,
     dry_run: bool = False,
     on_progress: OnTransfer | None = None,
 ) -> TransferReport:
     """`pull` for asyncio: it runs in a thread, where ``on_progress`` is called as well."""
     return await asyncio.to_thread(
-        pull, store, remote, thread, namespace=namespace, dry_run=dry_run, on_progress=on_progress
+        pull,
+        store,
+        remote,
+        thread,
+        namespace=namespace,
+        allow_secrets=allow_secrets,
+        dry_run=dry_run,
+        on_progress=on_progress,
     )
+
+
+class _Options(NamedTuple):
+    namespace: str
+    allow_secrets: bool
+    dry_run: bool
+    on_progress: OnTransfer | None
 
 
 class _Sides:
@@ -270,29 +304,19 @@ class _InTarget(Existing):
 class _Mover:
     """Moves the threads of one transfer, one after the other."""
 
-    def __init__(
-        self,
-        source: Store,
-        target: Store,
-        *,
-        namespace: str,
-        dry_run: bool,
-        on_progress: OnTransfer | None,
-    ) -> None:
+    def __init__(self, source: Store, target: Store, options: _Options) -> None:
         self._source = source
         self._target = target
-        self._namespace = namespace
-        self._dry_run = dry_run
-        self._on_progress = on_progress
+        self._options = options
         self._existing = _InTarget(source, target)
 
     def run(self, thread: str | None) -> TransferReport:
         self._source.flush()
         engine, space = self._source.engine, self._source.space
         if thread is None:
-            threads = list(all_threads(engine, space, namespace=self._namespace))
+            threads = list(all_threads(engine, space, namespace=self._options.namespace))
         else:
-            info = thread_info(engine, space, thread, self._namespace)
+            info = thread_info(engine, space, thread, self._options.namespace)
             if info is None:
                 raise NotFound(
                     f"thread {thread!r} not found in {self._source.url}. List threads with: treering threads"
@@ -305,7 +329,7 @@ class _Mover:
             source=self._source.url,
             target=self._target.url,
             threads=tuple(moved),
-            dry_run=self._dry_run,
+            dry_run=self._options.dry_run,
         )
 
     def _move(self, thread: ThreadInfo, number: int, of_threads: int) -> ThreadTransfer:
@@ -314,8 +338,8 @@ class _Mover:
         def count(size: int) -> None:
             nonlocal sent
             sent += size
-            if self._on_progress is not None:
-                self._on_progress(
+            if self._options.on_progress is not None:
+                self._options.on_progress(
                     TransferProgress(thread=thread.id, number=number, of_threads=of_threads, bytes=sent)
                 )
 
@@ -329,8 +353,11 @@ class _Mover:
             checked = self._import(lines, dry_run=True)  # before anything is sent
             for snapshot in exported.snapshots:
                 files.add(snapshot)
-            if self._dry_run:
-                return self._result(thread, there, exported, checked, files=files.count, sent=0)
+            secrets = (*exported.secrets, *files.secrets())
+            if not self._options.allow_secrets:
+                refuse_secrets(secrets, what=f"nothing of thread {thread.id!r} was sent")
+            if self._options.dry_run:
+                return self._result(thread, there, exported, checked, secrets, files=files.count, sent=0)
             files.stage(count)
             if any(checked.values()):
                 self._import(lines, dry_run=False)
@@ -338,7 +365,7 @@ class _Mover:
         failpoints.hit(_STORED)
         if newest != note:
             self._save_note(thread, newest)
-        return self._result(thread, there, exported, checked, files=files.count, sent=sent)
+        return self._result(thread, there, exported, checked, secrets, files=files.count, sent=sent)
 
     def _result(
         self,
@@ -346,6 +373,7 @@ class _Mover:
         there: ThreadInfo | None,
         exported: ExportReport,
         checked: Mapping[str, int],
+        secrets: tuple[FoundSecret, ...],
         *,
         files: int,
         sent: int,
@@ -360,6 +388,7 @@ class _Mover:
             bytes=sent,
             is_ahead=there is not None and there.head != thread.head and not checked.get("threads"),
             left_out=exported.left_out,
+            secrets=secrets,
         )
 
     def _import(self, lines: IO[bytes], *, dry_run: bool) -> dict[str, int]:
@@ -395,6 +424,8 @@ class _MissingFiles:
         """The missing pieces of files, with about their sizes."""
         self._below: dict[str, tuple[str, ...]] = {}
         """The missing folders, with the folders in them."""
+        self._files: list[tuple[str, tuple[str, ...]]] = []
+        """The paths of files that are not there as a whole, with all of their pieces."""
         self._seen: set[str] = set()
 
     @property
@@ -405,19 +436,36 @@ class _MissingFiles:
     def add(self, snapshot: str) -> None:
         """Look for what is missing of a snapshot."""
         place = parse_address(snapshot)
-        level = self._missing([place.name]) if isinstance(place, ObjectAddress) else []
+        level = dict.fromkeys(self._missing([place.name]), "") if isinstance(place, ObjectAddress) else {}
         while level:
-            pieces: dict[str, int] = {}
-            folders: dict[str, None] = {}
-            for name, content in self._read(level):
-                entries = decode_tree(content).entries
-                self._below[name] = tuple(each.tree for each in entries if isinstance(each, FolderEntry))
-                folders.update(dict.fromkeys(self._below[name]))
-                for each in entries:
-                    if isinstance(each, FileEntry) and each.content:
-                        pieces.update(dict.fromkeys(each.content, each.size // len(each.content)))
-            self._sizes.update({name: pieces[name] for name in self._missing(pieces)})
-            level = self._missing(folders)
+            files: dict[str, FileEntry] = {}
+            folders: dict[str, str] = {}
+            for name, content in self._read(list(level)):
+                below: list[str] = []
+                for each in decode_tree(content).entries:
+                    path = f"{level[name]}{readable(each.name)}"
+                    if isinstance(each, FolderEntry):
+                        below.append(each.tree)
+                        folders.setdefault(each.tree, path + "/")
+                    elif isinstance(each, FileEntry):
+                        files[path] = each
+                self._below[name] = tuple(below)
+            self._add_files(files)
+            level = {name: folders[name] for name in self._missing(folders)}
+
+    def _add_files(self, files: Mapping[str, FileEntry]) -> None:
+        sizes = {name: each.size // len(each.content) for each in files.values() for name in each.content}
+        missing = set(self._missing(sizes))
+        self._sizes.update({name: size for name, size in sizes.items() if name in missing})
+        for path, each in files.items():
+            if not missing.isdisjoint(each.content):
+                self._files.append((path, each.content))
+
+    def secrets(self) -> Iterator[FoundSecret]:
+        """Yield what looks like keys and passwords in files that are not there as a whole."""
+        for path, names in self._files:
+            for each in scan_secrets(content.data for _, content in self._read(names)):
+                yield FoundSecret(path=path, rule=each.rule, line=each.line, hint=each.hint)
 
     def stage(self, count: Callable[[int], None]) -> None:
         """Stage what is missing, children first; ``count`` is told the size of each part."""
