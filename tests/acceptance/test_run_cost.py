@@ -8,7 +8,7 @@ import treering
 from treering.compat import services
 from treering.compat.services import create_run, get_run_cost, save_message, start_span
 from treering.core.clock import ManualClock
-from treering.errors import NotFound
+from treering.errors import InvalidInput, NotFound
 from treering.store import Store
 
 
@@ -46,6 +46,19 @@ def test_the_document_s_response(store):
     assert cost["total"] == {"agent": None, "tokens": 4150, "cost_eur": 0.1245}
     assert "rates" not in cost
     assert store.cost.of_run(run_id).total.nanos == {"EUR": 124_500_000}
+
+
+def test_a_given_total_is_kept_beside_its_parts(store):
+    run_id = create_run()
+    given = {"prompt": 100, "completion": 50, "total": 200}
+    save_message(run_id, "assistant", "x", "planner", "gpt-4", given, cost_eur=1)
+    save_message(run_id, "assistant", "y", "planner", "my-own-llama", {"total": 7})
+    assert get_run_cost(run_id)["total"]["tokens"] == 207
+    total = store.cost.of_run(run_id).total
+    assert (total.usage.input, total.usage.output, total.usage.other) == (100, 50, 57)
+    with pytest.raises(InvalidInput, match=r"total=120 in usage is less than the 150 tokens"):
+        save_message(run_id, "assistant", "x", tokens={"prompt": 100, "completion": 50, "total": 120})
+    assert store.verify().ok
 
 
 @pytest.mark.usefixtures("store")

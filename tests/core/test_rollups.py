@@ -18,6 +18,7 @@ USAGES = st.builds(
     cache_write_1h=COUNTS,
     output=COUNTS,
     reasoning=COUNTS,
+    other=COUNTS,
 )
 EVENTS = st.lists(
     st.builds(

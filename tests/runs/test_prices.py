@@ -53,6 +53,8 @@ GOLDEN = [
         Usage(input=1, cache_read=200_000, output=10),
         2_500 + 200_000 * 250 + 10 * 15_000,
     ),
+    # Tokens of no known class cost what the input does.
+    ("gpt-4", NOON, Usage(input=100, output=50, other=10), 110 * 30_000 + 50 * 60_000),
     # A tenth of a cent a million: nothing is lost to rounding on the way, and one rounding is half to even.
     ("deepseek-chat", us(2026, 3, 2, 12), Usage(input=3, cache_read=1), 3 * 270 + 70),
     ("deepseek-chat", us(2026, 3, 2, 20), Usage(input=3, cache_read=1), 3 * 135 + 35),
@@ -251,3 +253,14 @@ def test_a_cached_rate_card_is_that_of_its_minute():
     asked = [table.card("deepseek-chat", ts_us) for ts_us in (edge, edge - 1, edge + 59_999_999, edge - 1)]
     assert asked[0] == asked[2] != asked[1] == asked[3]
     assert asked[:2] == [PriceTable().card("deepseek-chat", ts_us) for ts_us in (edge, edge - 1)]
+
+
+def test_audio_has_prices_of_its_own():
+    usage = Usage(input=900, cache_read=100, output=50)
+    spoken = {"audio_input": 400, "audio_cache_read": 100, "text_input": 600, "text_output": 50}
+    found = prices.price("gemini-2.5-flash", usage, NOON, modalities=spoken)
+    assert found is not None
+    assert found.nanos == 600 * 300 + 300 * 1_000 + 100 * 100 + 50 * 2_500
+    text = prices.price("gemini-2.5-flash", usage, NOON)
+    assert text is not None
+    assert text.nanos == 900 * 300 + 100 * 30 + 50 * 2_500

@@ -127,7 +127,9 @@ def test_metadata_of_one_span_is_not_another_s():
             Usage(input=5, cache_read=7, cache_write=20, cache_write_1h=30, output=9, reasoning=4),
         ),
         ({"prompt": 100, "completion": 50, "total": 150}, Usage(input=100, output=50)),
-        ({"total": 9}, Usage(input=9)),
+        ({"total": 9}, Usage(other=9)),
+        ({"prompt": 100, "completion": 50, "total": 200}, Usage(input=100, output=50, other=50)),
+        ({"input": 4, "other": 3}, Usage(input=4, other=3)),
         (None, None),
     ],
 )
@@ -143,6 +145,7 @@ def test_tokens_are_understood_in_the_words_of_the_providers(given, usage):
         {"tokens": 5},
         {"input": "5"},
         {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": -1}},
+        {"prompt": 100, "completion": 50, "total": 120},
     ],
 )
 def test_tokens_that_nobody_could_count_are_refused(wrong):

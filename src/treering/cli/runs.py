@@ -440,7 +440,7 @@ def _figures(found: tuple[RunFigures, ...]) -> list[tuple[str, ...]]:
     from treering.runs.cost import format_cost
 
     kinds = sorted({kind for each in found for kind in each.steps})
-    usage = ("input", "cache_read", "cache_write", "cache_write_1h", "output", "reasoning")
+    usage = ("input", "cache_read", "cache_write", "cache_write_1h", "output", "reasoning", "other")
     lines = [
         ("agent", *(clean(each.run.agent or "") for each in found)),
         ("status", *(each.run.status for each in found)),

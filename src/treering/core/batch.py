@@ -77,7 +77,10 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Token counts in disjoint classes; ``reasoning`` is the part of ``output`` spent on reasoning."""
+    """Token counts in disjoint classes; ``reasoning`` is the part of ``output`` spent on reasoning.
+
+    ``other`` is what a given total has beyond the classes that are known.
+    """
 
     input: int = 0
     cache_read: int = 0
@@ -85,11 +88,13 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cache_write_1h: int = 0
     output: int = 0
     reasoning: int = 0
+    other: int = 0
 
     @property
     def total(self) -> int:
         """All tokens, each counted once."""
-        return self.input + self.cache_read + self.cache_write + self.cache_write_1h + self.output
+        cached = self.cache_read + self.cache_write + self.cache_write_1h
+        return self.input + cached + self.output + self.other
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -402,6 +407,7 @@ def _check_events(batch: Batch, own_slots: AbstractSet[str], named: list[ParsedA
                 | usage.cache_write_1h
                 | usage.output
                 | usage.reasoning
+                | usage.other
             )
         if numbers >> NUMBER_BITS or (event.cost_nanos is not None and abs(event.cost_nanos) >> NUMBER_BITS):
             _refuse_numbers(event)

@@ -69,6 +69,7 @@ MEASURES: Final = (
     "cache_write_1h_tokens",
     "output_tokens",
     "reasoning_tokens",
+    "other_tokens",
     "cost_nanos",
     "duration_us",
     "unpriced_events",
@@ -155,11 +156,12 @@ def as_sum(group: tuple[str | int, ...], measures: Measures) -> Sum:
             cache_write_1h=measures[5],
             output=measures[6],
             reasoning=measures[7],
+            other=measures[8],
         ),
-        cost_nanos=measures[8],
-        duration_us=measures[9],
-        unpriced_events=measures[10],
-        unpriced_tokens=measures[11],
+        cost_nanos=measures[9],
+        duration_us=measures[10],
+        unpriced_events=measures[11],
+        unpriced_tokens=measures[12],
     )
 
 
@@ -168,9 +170,9 @@ def _count(total: Measures, event: Event) -> None:
     if event.status == ERROR:
         total[1] += 1
     if event.duration_us is not None:
-        total[9] += event.duration_us
+        total[10] += event.duration_us
     if event.cost_nanos is not None:
-        total[8] += event.cost_nanos
+        total[9] += event.cost_nanos
     usage = event.usage
     if usage is not None:
         total[2] += usage.input
@@ -179,16 +181,17 @@ def _count(total: Measures, event: Event) -> None:
         total[5] += usage.cache_write_1h
         total[6] += usage.output
         total[7] += usage.reasoning
+        total[8] += usage.other
         if event.cost_nanos is None:
-            total[10] += 1
-            total[11] += usage.total
+            total[11] += 1
+            total[12] += usage.total
 
 
 def _move(alike: dict[tuple[Any, ...], Measures], event: Event, day: int) -> None:
     move = msgspec.json.decode(event.data or b"{}", type=Move)
     moved = _NOTHING.copy()
     _count(moved, event)
-    moved[0], moved[1], moved[10] = move.events, move.errors, move.unpriced_events
+    moved[0], moved[1], moved[11] = move.events, move.errors, move.unpriced_events
     source = (event.run, move.thread, day, move.agent, event.model, event.name, move.currency)
     target = (event.run, event.thread, day, event.agent, event.model, event.name, event.currency)
     for key, sign in ((source, -1),) if move.removes else ((source, -1), (target, 1)):

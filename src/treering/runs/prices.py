@@ -49,6 +49,9 @@ _MAX_CACHED: Final = 1000
 """How many models' latest rate cards are cached."""
 _CONTEXT: Final = ("service_tier", "processing")
 """Metadata that selects between prices: OpenAI's service tiers, batch processing."""
+MODALITIES: Final = "modalities"
+"""In the data of a call: its tokens by what they stand for, such as ``audio_input``. ``*_input`` includes
+``*_cache_read``."""
 _PROVIDERS: Final = {
     "aws.bedrock": "aws", "az.ai.openai": "azure", "az.ai.inference": "azure", "azure.ai.openai": "azure",
     "azure.ai.inference": "azure", "gcp.gemini": "google", "gcp.gen_ai": "google", "gcp.vertex_ai": "google",
@@ -56,6 +59,18 @@ _PROVIDERS: Final = {
     "google_genai": "google", "mistral_ai": "mistral", "x_ai": "x-ai", "xai": "x-ai",
 }  # fmt: skip
 """Providers as OpenTelemetry and frameworks name them, and as the price table does."""
+
+
+_MODALITY_PRICES: Final = tuple(
+    (modality, end, key.format(modality))
+    for modality in ("audio", "image")
+    for end, key in (
+        ("input", "input_{}_mtok"),
+        ("cache_read", "cache_{}_read_mtok"),
+        ("output", "output_{}_mtok"),
+    )
+)
+"""Keys of the price table for tokens that stand for something else than text."""
 
 
 class TokenRate(msgspec.Struct, frozen=True):
@@ -85,19 +100,30 @@ class RateCard(msgspec.Struct, frozen=True, kw_only=True):
     cache_write_1h: TokenRate | None = None
     output: TokenRate | None = None
     reasoning: TokenRate | None = None
+    modalities: tuple[tuple[str, str, TokenRate], ...] = ()
+    """The modality, class and price of tokens that have a price of their own."""
     request_femtos: int = 0
 
-    def nanos(self, usage: Usage) -> int | None:
-        """Return the cost of a usage, rounded once (half to even); ``None`` when a class has no price."""
+    def nanos(self, usage: Usage, modalities: Mapping[str, int] | None = None) -> int | None:
+        """Return the cost of a usage, rounded once (half to even); ``None`` when a class has no price.
+
+        Tokens of no known class cost what the input does.
+        """
         all_input = usage.input + usage.cache_read + usage.cache_write + usage.cache_write_1h
         reasoning = min(usage.reasoning, usage.output)
+        rest = {"input": usage.input, "cache_read": usage.cache_read, "output": usage.output - reasoning}
         total = self.request_femtos
+        for modality, end, rate in self.modalities if modalities else ():
+            count = _count_of(modalities or {}, modality, end)
+            count = min(count, rest[end])
+            rest[end] -= count
+            total += count * rate.at(all_input)
         for count, rate in (
-            (usage.input, self.input),
-            (usage.cache_read, self.cache_read),
+            (rest["input"] + usage.other, self.input),
+            (rest["cache_read"], self.cache_read),
             (usage.cache_write, self.cache_write),
             (usage.cache_write_1h, self.cache_write_1h),
-            (usage.output - reasoning, self.output),
+            (rest["output"], self.output),
             (reasoning, self.reasoning),
         ):
             if count:
@@ -168,10 +194,11 @@ class PriceTable:
         *,
         provider: str | None = None,
         context: Mapping[str, str] | None = None,
+        modalities: Mapping[str, int] | None = None,
     ) -> PricedUsage | None:
         """Return the cost of a model's usage at a time; ``None`` when it is unpriced."""
         card = self.card(model, ts_us, provider=provider, context=context)
-        nanos = None if card is None else card.nanos(usage)
+        nanos = None if card is None else card.nanos(usage, modalities)
         return (
             None
             if card is None or nanos is None
@@ -222,6 +249,7 @@ def price_call(
         ts_us,
         provider=provider if isinstance(provider, str) else None,
         context={name: data[name] for name in _CONTEXT if isinstance(data.get(name), str)},
+        modalities=data.get(MODALITIES),
     )
     if priced is None:
         return cost_nanos, currency
@@ -273,8 +301,18 @@ def _compile(name: str, table: Any) -> RateCard | None:
         cache_write_1h=_rate(table, "cache_write_1h_mtok") or write or plain,
         output=output,
         reasoning=_rate(table, "output_reasoning_mtok") or output,
+        modalities=tuple(
+            (modality, end, rate)
+            for modality, end, key in _MODALITY_PRICES
+            if (rate := _rate(table, key)) is not None
+        ),
         request_femtos=0 if per_request is None else int(_base(per_request) * _FEMTOS_PER_KCOUNT),
     )
+
+
+def _count_of(modalities: Mapping[str, int], modality: str, end: str) -> int:
+    count = modalities.get(f"{modality}_{end}", 0)
+    return max(count - modalities.get(f"{modality}_cache_read", 0), 0) if end == "input" else count
 
 
 def _rate(table: Any, key: str) -> TokenRate | None:

@@ -58,6 +58,8 @@ INPUT_SIZE: Final = "input_size"
 ANNOUNCED: Final = "announced"
 """In a span's data: whether the span also has an open row."""
 FIRST_TOKEN: Final = "first_token_us"  # noqa: S105 - a token of output
+COMPACTED: Final = "compacted"
+"""In the data of a call: its model was given a summary of the conversation instead of all of it."""
 """In a span's data: microseconds from the start to the first piece of output."""
 CHUNKS: Final = "chunks"
 """In a span's data: the address of the times and lengths of its chunks."""
@@ -780,6 +782,7 @@ _ALIASES: Final = {
     "cache_write_1h": ("cache_write_1h",),
     "output": ("output", "output_tokens", "completion_tokens", "completion"),
     "reasoning": ("reasoning", "reasoning_tokens"),
+    "other": ("other",),
 }
 _OWN_NAMES: Final = frozenset(_ALIASES)
 _INCLUSIVE: Final = ("prompt_tokens", "prompt")
@@ -806,10 +809,12 @@ def usage_of(given: Usage | Mapping[str, Any] | None) -> Usage | None:
     """Return usage by disjoint class of tokens.
 
     Accepts a `Usage`, our own names (``input``, ``output``, ``cache_read``, ...), Anthropic's
-    (``input_tokens``, without cache reads) and OpenAI's (``prompt_tokens``, with them).
+    (``input_tokens``, without cache reads) and OpenAI's (``prompt_tokens``, with them). A given ``total`` is
+    kept: what it has beyond the other counts is of no known class (``other``).
 
     Raises:
-        InvalidInput: An unknown name or a bad count. Tokens that are not counted would look free.
+        InvalidInput: An unknown name, a bad count, or a total smaller than its parts. Tokens that are not
+            counted would look free.
     """
     if given is None or isinstance(given, Usage):
         return given
@@ -833,14 +838,18 @@ def usage_of(given: Usage | Mapping[str, Any] | None) -> Usage | None:
     written_1h = _pop_count(details, _WRITTEN_1H)  # Anthropic's total of cache writes has both kinds
     counts["cache_write"] = max(counts["cache_write"] - written_1h, _pop_count(details, _WRITTEN_5M))
     counts["cache_write_1h"] += written_1h
+    has_total = any(name in rest for name in _TOTALS)
     total = _pop_count(rest, _TOTALS)
     unknown = [name for name, value in rest.items() if not isinstance(value, str)]
     if unknown:
         raise InvalidInput(f"unknown token count {unknown[0]!r} in usage; use {', '.join(_ALIASES)}")
     usage = Usage(**counts)
-    if not usage.total and total:
-        return Usage(input=total)
-    return usage
+    if has_total and total < usage.total:
+        raise InvalidInput(
+            f"total={total} in usage is less than the {usage.total} tokens of its parts; "
+            "cached tokens may be counted twice, or the total left out"
+        )
+    return msgspec.structs.replace(usage, other=usage.other + total - usage.total) if has_total else usage
 
 
 def _pop_count(rest: dict[str, Any], names: tuple[str, ...]) -> int:

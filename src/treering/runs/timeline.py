@@ -40,7 +40,7 @@ from treering.runs.search import (
     search,
     searchable,
 )
-from treering.runs.span import FIRST_TOKEN, INPUT_SIZE, MESSAGE, OPEN, SPAN, RunRow, open_id
+from treering.runs.span import COMPACTED, FIRST_TOKEN, INPUT_SIZE, MESSAGE, OPEN, SPAN, RunRow, open_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -63,6 +63,7 @@ _TYPES: Final = {
     ("tool", "start"): "tool.call",
     ("tool", "end"): "tool.result",
 }
+_IS_COMPACTED: Final = f'"{COMPACTED}":true'.encode()
 _PAGE: Final = 500
 
 Phase = Literal["start", "end", "at"]
@@ -476,12 +477,13 @@ def _ref(row: RunRow, type_: str) -> dict[str, str]:
 def _meta(row: RunRow, type_: str) -> dict[str, Any]:
     event = row.event
     if type_ == "message":
-        return {
+        meta = {
             "model": event.model,
             "tokens": None if event.usage is None else event.usage.total,
             "cost": None if event.cost_nanos is None else float(from_nanos(event.cost_nanos)),
             "currency": event.currency,
         }
+        return meta | {COMPACTED: True} if _IS_COMPACTED in (event.data or b"") else meta
     if type_ == "tool.call":
         return {}
     if type_ == "tool.result":
@@ -559,7 +561,8 @@ def event_to_dict(event: TimelineEvent) -> dict[str, Any]:
     """Return an event as REST returns it, in a page or live."""
     meta = event.meta
     if event.type == MESSAGE:
-        meta = {"model": meta["model"], "tokens": meta["tokens"], "cost_eur": _cost_eur(event)}
+        rest = {COMPACTED: True} if COMPACTED in meta else {}
+        meta = {"model": meta["model"], "tokens": meta["tokens"], "cost_eur": _cost_eur(event), **rest}
     return {
         "type": event.type,
         "ts": event.ts,

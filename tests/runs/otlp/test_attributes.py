@@ -18,7 +18,7 @@ TABLES = [
     if table.startswith("_") and isinstance(names, tuple) and table.isupper()
     for name in names
     if isinstance(name, str) and "." in name and not name.endswith(".")
-]
+] + [name for names in attributes_module._MODALITIES.values() for name in names]
 SPREAD = [
     "llm.input_messages.0.message.role",
     "llm.input_messages.0.message.content",
@@ -70,6 +70,7 @@ def test_nothing_is_dropped(other, kind, span_kind):
                 found.provider,
                 found.service_tier,
                 found.cost,
+                found.modalities,
             ],
         ],
         ensure_ascii=False,

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.runs.otlp.exports import START_NS, TRACE, span, traces
+from treering.core.batch import Usage
 from treering.core.query import EventQuery
 
 ROOT = span("invoke_agent planner", id=1, ms=900, attributes={"gen_ai.operation.name": "invoke_agent",
@@ -188,6 +189,55 @@ def test_when_a_stream_began_is_known_in_every_convention(store, attributes, eve
     assert told(call).get("first_token_us") == first_us
     (row,) = store.performance.report(by="model").rows
     assert (row.first_token and row.first_token.p50_us) == first_us
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gen_ai.usage.cache_write.input_tokens",
+        "gen_ai.usage.cache_write_input_tokens",
+        "gen_ai.usage.cache_creation.input_tokens",
+        "gen_ai.usage.cache_creation_input_tokens",
+    ],
+)
+def test_tokens_written_to_the_cache_are_counted_under_every_name(store, name):
+    send(store, span("chat", id=2, attributes=GENAI | {name: 300}))
+    (call,) = rows(store, "span.llm")
+    assert call.usage == Usage(input=300, cache_read=400, cache_write=300, output=200, reasoning=50)
+    assert name not in told(call).get("attributes", {})
+
+
+def test_modalities_are_parts_of_the_tokens_and_of_the_price(store):
+    spoken = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "gemini-2.5-flash",
+        "gen_ai.usage.text.input_tokens": 600,
+        "gen_ai.usage.audio.input_tokens": 400,
+        "gen_ai.usage.audio.cache_read.input_tokens": 100,
+        "gen_ai.usage.text.output_tokens": 50,
+    }
+    totals = {"gen_ai.usage.input_tokens": 1000, "gen_ai.usage.output_tokens": 50}
+    send(store, span("chat", id=2, attributes=spoken), span("chat", id=3, attributes=spoken | totals))
+    for call in rows(store, "span.llm"):
+        assert call.usage == Usage(input=900, cache_read=100, output=50)
+        assert call.cost_nanos == 600 * 300 + 300 * 1_000 + 100 * 100 + 50 * 2_500
+        assert told(call)["modalities"]["audio_input"] == 400
+
+
+def test_a_total_above_its_parts_is_kept(store):
+    attributes = OPENINFERENCE | {"llm.token_count.total": 1500}
+    send(store, span("ChatOpenAI", id=2, attributes=attributes))
+    (call,) = rows(store, "span.llm")
+    assert call.usage is not None
+    assert call.usage.total == 1500
+
+
+def test_a_call_says_that_its_conversation_was_compacted(store):
+    compacted = GENAI | {"gen_ai.conversation.compacted": True}
+    send(store, span("chat", id=2, attributes=compacted), span("chat", id=3, at_ms=1, attributes=GENAI))
+    first, second = (event for event in store.timeline.of_run(TRACE).events if event.type == "message")
+    assert first.meta["compacted"] is True
+    assert "compacted" not in second.meta
 
 
 def test_tokens_that_two_instrumentations_tell_are_counted_once(store):

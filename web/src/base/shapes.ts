@@ -6,6 +6,7 @@ export interface Usage {
   cache_read?: number;
   cache_write?: number;
   cache_write_1h?: number;
+  other?: number;
   output?: number;
   reasoning?: number;
 }
@@ -107,7 +108,8 @@ export function tokensOf(usage: Usage | null | undefined): number {
     (usage.cache_read ?? 0) +
     (usage.cache_write ?? 0) +
     (usage.cache_write_1h ?? 0) +
-    (usage.output ?? 0)
+    (usage.output ?? 0) +
+    (usage.other ?? 0)
   );
 }
 

@@ -255,11 +255,12 @@ def _agent_spans(dialect: Dialect, space: int) -> str:
 def _messages(dialect: Dialect, space: int) -> str:
     cached = "e.cache_read_tokens + e.cache_write_tokens + e.cache_write_1h_tokens"
     prompt = f"e.input_tokens + {cached}"
+    only_total = f"e.other_tokens > 0 AND {prompt} + e.output_tokens = 0"
     return (
         "SELECT e.id AS id, u.name AS run_id, e.agent AS agent_name, e.role AS role, "
-        f"{_address('e.body', 'e')} AS content_ref, e.model AS model, {prompt} AS prompt_tokens, "
-        "e.output_tokens AS completion_tokens, "
-        f"{prompt} + e.output_tokens AS total_tokens, e.cost_nanos / 1e9 * r.rate AS cost_eur, "
+        f"{_address('e.body', 'e')} AS content_ref, e.model AS model, CASE WHEN {only_total} THEN NULL ELSE {prompt} END AS prompt_tokens, "
+        f"CASE WHEN {only_total} THEN NULL ELSE e.output_tokens END AS completion_tokens, "
+        f"{prompt} + e.output_tokens + e.other_tokens AS total_tokens, e.cost_nanos / 1e9 * r.rate AS cost_eur, "
         f"CASE WHEN e.kind = '{MESSAGE}' THEN e.ts_us ELSE e.ts_us + coalesce(e.duration_us, 0) END AS ts "
         f"FROM {_events(dialect)} LEFT JOIN {RATES} r ON r.day = e.day AND r.currency = e.currency "
         f"WHERE e.space = {space} AND e.run IS NOT NULL AND e.role IS NOT NULL "

@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 EVENT_COLUMNS: Final = (
     "space", "seq", "day", "id", "commit_no", "kind", "ts_us", "scope", "run", "span", "parent", "thread",
     "agent", "name", "model", "role", "status", "input_tokens", "cache_read_tokens", "cache_write_tokens",
-    "cache_write_1h_tokens", "output_tokens", "reasoning_tokens", "cost_nanos", "currency", "duration_us",
-    "data", "body", "links",
+    "cache_write_1h_tokens", "output_tokens", "reasoning_tokens", "other_tokens", "cost_nanos", "currency",
+    "duration_us", "data", "body", "links",
 )  # fmt: skip
 
 RECORD_SELECT: Final = (
     "SELECT e.seq, c.batch, c.committed_at_us, e.id, e.kind, e.ts_us, s.name, u.name, e.span, e.parent, "
     "e.thread, e.agent, e.name, e.model, e.role, e.status, "
     "e.input_tokens, e.cache_read_tokens, e.cache_write_tokens, "
-    "e.cache_write_1h_tokens, e.output_tokens, e.reasoning_tokens, e.cost_nanos, e.currency, e.duration_us, "
-    "e.data, e.body, e.links FROM event e "
+    "e.cache_write_1h_tokens, e.output_tokens, e.reasoning_tokens, e.other_tokens, e.cost_nanos, e.currency, "
+    "e.duration_us, e.data, e.body, e.links FROM event e "
     "JOIN commits c ON c.space = e.space AND c.no = e.commit_no "
     "JOIN scope s ON s.space = e.space AND s.no = e.scope LEFT JOIN run u ON u.space = e.space "
     "AND u.no = e.run"
@@ -74,7 +74,7 @@ SAME: Final = ""
 SAME_HEAD: Final = "\x1f"
 """Stands for the prefix that a parent shares with the row's id, up to the first dot."""
 
-_NO_USAGE: Final = (None,) * 6
+_NO_USAGE: Final = (None,) * len(Usage.__struct_fields__)
 
 
 def join_links(links: Sequence[Address]) -> str | None:
@@ -172,12 +172,12 @@ def record_of(row: tuple[Any, ...], dictionary: Dictionary) -> Record:
     """Return the record in a row of `RECORD_SELECT`."""
     (
         seq, batch, committed_at_us, event_id, kind, ts_us, scope, run, span, parent, thread, agent, name,
-        model, role, status, input_, cache_read, cache_write, cache_write_1h, output, reasoning, cost_nanos,
-        currency, duration_us, data, body, links,
+        model, role, status, input_, cache_read, cache_write, cache_write_1h, output, reasoning, other,
+        cost_nanos, currency, duration_us, data, body, links,
     ) = row  # fmt: skip
     usage = None
     if input_ is not None:
-        if None in (cache_read, cache_write, cache_write_1h, output, reasoning):
+        if None in (cache_read, cache_write, cache_write_1h, output, reasoning, other):
             raise Corrupt(f"event {event_id!r} has only some of its token counts; run verify")
         usage = Usage(
             input=input_,
@@ -186,6 +186,7 @@ def record_of(row: tuple[Any, ...], dictionary: Dictionary) -> Record:
             cache_write_1h=cache_write_1h,
             output=output,
             reasoning=reasoning,
+            other=other,
         )
     if data is not None:
         data = dictionary.expand(data if type(data) is bytes else frame_of(data, f"event {event_id!r}"))

@@ -8,6 +8,7 @@ and its ``rest`` together contain every attribute that was sent.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, cast
 
 import msgspec
@@ -95,7 +96,9 @@ _CACHE_READ: Final = (
     "ai.usage.inputTokenDetails.cacheReadTokens", "ai.usage.cachedInputTokens",
 )  # fmt: skip
 _CACHE_WRITE: Final = (
-    "gen_ai.usage.cache_creation.input_tokens", "gen_ai.usage.cache_creation_input_tokens",
+    "gen_ai.usage.cache_write.input_tokens", "gen_ai.usage.cache_creation.input_tokens",
+    "gen_ai.usage.cache_write_input_tokens", "gen_ai.usage.cache_creation_input_tokens",
+    "gen_ai.usage.input_tokens.cache_write",
     "llm.token_count.prompt_details.cache_write", "gen_ai.usage.details.cache_write_tokens",
     "ai.usage.inputTokenDetails.cacheWriteTokens",
 )  # fmt: skip
@@ -105,7 +108,30 @@ _REASONING: Final = (
     "ai.usage.outputTokenDetails.reasoningTokens", "ai.usage.reasoningTokens",
 )  # fmt: skip
 _TOTAL: Final = ("llm.token_count.total", "llm.usage.total_tokens", "gen_ai.usage.total_tokens")
-_RARE: Final = frozenset((*_TIERS, *_COSTS, *_CACHE_READ, *_CACHE_WRITE, *_REASONING, *_TOTAL))
+_MODALITIES: Final = {
+    "text_input": ("gen_ai.usage.text.input_tokens",),
+    "image_input": ("gen_ai.usage.image.input_tokens",),
+    "audio_input": ("gen_ai.usage.audio.input_tokens", "llm.token_count.prompt_details.audio",
+                    "gen_ai.usage.details.input_audio_tokens", "gen_ai.usage.input_audio_tokens"),
+    "text_cache_read": ("gen_ai.usage.text.cache_read.input_tokens",),
+    "image_cache_read": ("gen_ai.usage.image.cache_read.input_tokens",),
+    "audio_cache_read": ("gen_ai.usage.audio.cache_read.input_tokens",
+                         "gen_ai.usage.details.cache_audio_read_tokens"),
+    "text_output": ("gen_ai.usage.text.output_tokens",),
+    "image_output": ("gen_ai.usage.image.output_tokens",),
+    "audio_output": ("gen_ai.usage.audio.output_tokens", "llm.token_count.completion_details.audio",
+                     "gen_ai.usage.details.output_audio_tokens", "gen_ai.usage.output_audio_tokens"),
+}  # fmt: skip
+"""Parts of the tokens by what they stand for; those of the input include the ones read from the cache."""
+_KINDS_OF_TOKENS: Final = ("text", "image", "audio")
+_ENDS: Final = ("input", "output")
+_COMPACTED: Final = "gen_ai.conversation.compacted"
+_RARE: Final = frozenset(
+    (
+        *(*_TIERS, *_COSTS, *_CACHE_READ, *_CACHE_WRITE, *_REASONING, *_TOTAL, _COMPACTED),
+        *(name for names in _MODALITIES.values() for name in names),
+    )
+)
 _ANY_THREAD: Final = frozenset(_THREADS)
 """Most spans have none of these, and testing them all at once is faster."""
 
@@ -140,6 +166,8 @@ class ParsedSpan(msgspec.Struct, gc=False):
     provider: str | None
     thread: str | None
     usage: Usage | None
+    modalities: dict[str, int]
+    is_compacted: bool
     cost: float | str | None
     service_tier: str | None
     input: Content | None
@@ -165,6 +193,7 @@ def parse_span(span: OtlpSpan) -> ParsedSpan:
     has_usage = has_usage or (kind == "chain" and "ai.operationId" in rest)  # the AI SDK's sum over its steps
     has_model = has_usage or kind in ("chain", STEP)
     has_rare = has_usage and not _RARE.isdisjoint(rest)
+    modalities = _modalities(rest) if has_rare else {}
     is_flat = ".0." in "\n".join(rest)
     return ParsedSpan(
         kind=kind,
@@ -173,7 +202,9 @@ def parse_span(span: OtlpSpan) -> ParsedSpan:
         model=_take(rest, _MODELS) if has_model else None,
         provider=_take(rest, _PROVIDERS) if has_model else None,
         thread=thread_of(rest),
-        usage=_usage(rest, has_rare=has_rare) if has_usage else None,
+        usage=_usage(rest, modalities, has_rare=has_rare) if has_usage else None,
+        modalities=modalities,
+        is_compacted=rest.get(_COMPACTED) is True and rest.pop(_COMPACTED),
         cost=_cost(rest) if has_rare else None,
         service_tier=_take(rest, _TIERS) if has_rare else None,
         input=_input(rest, kind, is_flat=is_flat),
@@ -277,20 +308,34 @@ def as_count(value: Any) -> int | None:
     return value if 0 <= value < _MAX_TOKENS else None
 
 
-def _usage(rest: dict[str, Any], *, has_rare: bool) -> Usage | None:
+def _modalities(rest: dict[str, Any]) -> dict[str, int]:
+    counts = {kind: _count(rest, names) for kind, names in _MODALITIES.items()}
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def _usage(rest: dict[str, Any], modalities: Mapping[str, int], *, has_rare: bool) -> Usage | None:
     total_input = _count(rest, _INPUT_TOKENS)
     output = _count(rest, _OUTPUT_TOKENS)
+    if modalities:
+        parts = {end: sum(modalities.get(f"{each}_{end}", 0) for each in _KINDS_OF_TOKENS) for end in _ENDS}
+        total_input = parts["input"] or None if total_input is None else total_input
+        output = parts["output"] or None if output is None else output
     if not has_rare:
         if total_input is None and output is None:
             return None
         return Usage(input=total_input or 0, output=output or 0)
     read = _count(rest, _CACHE_READ)
+    if read is None and modalities:
+        read = sum(modalities.get(f"{each}_cache_read", 0) for each in _KINDS_OF_TOKENS) or None
     write = _count(rest, _CACHE_WRITE)
     reasoning = _count(rest, _REASONING)
     if total_input is None and output is None and read is None and write is None:
         total = _count(rest, _TOTAL)
-        return None if total is None else Usage(input=total)
+        return None if total is None else Usage(other=total)
     usage = disjoint_usage(total_input or 0, output or 0, read or 0, write or 0, reasoning or 0)
+    total = max((as_count(rest[name]) or 0 for name in _TOTAL if name in rest), default=0)
+    if total > usage.total:
+        usage = msgspec.structs.replace(usage, other=total - usage.total)
     for name in _TOTAL:
         if name in rest and as_count(rest[name]) == usage.total:
             del rest[name]

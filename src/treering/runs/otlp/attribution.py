@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _MAX_SUM: Final = (1 << NUMBER_BITS) - 1
-_MEASURES: Final = ("input", "cache_read", "cache_write", "cache_write_1h", "output", "reasoning")
 
 
 class _Row(msgspec.Struct, gc=False):
@@ -205,7 +204,7 @@ def _moved(key: tuple[Any, ...], rows: list[_Row], *, run: str, scope: str) -> E
         unpriced_events=sum(row.usage is not None and row.cost_nanos is None for row in rows),
         removes=place is None,
     )
-    usage = Usage(**{name: sum(getattr(each, name) for each in counted) for name in _MEASURES})
+    usage = Usage(**{name: sum(getattr(each, name) for each in counted) for name in Usage.__struct_fields__})
     return Event(
         id=f"{MOVED}.{new_id()}",
         kind=MOVED,

@@ -28,7 +28,7 @@ from treering.runs.money import to_cost
 from treering.runs.otlp.attributes import AGENT, LLM, clean_word, parse_span
 from treering.runs.otlp.attribution import Attribution
 from treering.runs.otlp.decode import STATUS_ERROR
-from treering.runs.prices import CURRENCY
+from treering.runs.prices import CURRENCY, MODALITIES
 from treering.runs.run import (
     RUNNING,
     UNFINISHED,
@@ -40,7 +40,7 @@ from treering.runs.run import (
     write_listing,
     write_ref,
 )
-from treering.runs.span import ERROR, FIRST_TOKEN, OK, OPEN, SPAN
+from treering.runs.span import COMPACTED, ERROR, FIRST_TOKEN, OK, OPEN, SPAN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -382,6 +382,10 @@ def _write_span(
         data["provider"] = parsed.provider
     if parsed.service_tier is not None:
         data["service_tier"] = parsed.service_tier
+    if parsed.modalities:
+        data[MODALITIES] = parsed.modalities
+    if parsed.is_compacted:
+        data[COMPACTED] = True
     if span.status == STATUS_ERROR or span.events:
         _add_error(data, span)
     if parsed.kind == LLM and (first_us := _first_token_us(span)) is not None:

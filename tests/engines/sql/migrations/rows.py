@@ -33,6 +33,7 @@ _TOKENS = {
     "cache_write_1h_tokens": 0,
     "output_tokens": 96,
     "reasoning_tokens": 12,
+    "other_tokens": 0,
 }
 
 ROWS: dict[str, list[dict]] = {

@@ -21,6 +21,7 @@ const CLASSES = [
   ["cache_write", "written to cache"],
   ["cache_write_1h", "written to cache for an hour"],
   ["output", "output"],
+  ["other", "of no known class"],
 ] as const;
 
 interface Sums {
