@@ -41,7 +41,9 @@ class JournalTests(EngineHarness):
         full = Event(
             id="full", kind="call", ts_us=batches.NOON_US, scope="/run/r", run="r", span="s", parent="p",
             thread="t", agent="a", name="n", model="m", role="assistant", status="error",
-            usage=Usage(input=1, cache_read=2, cache_write=3, cache_write_1h=4, output=5, reasoning=6, other=9),
+            usage=Usage(
+                input=1, cache_read=2, cache_write=3, cache_write_1h=4, output=5, reasoning=6, other=9
+            ),
             cost_nanos=-7, currency="EUR", duration_us=8, data=b'{"x":[1,2]}', body=body, links=(large, body),
         )  # fmt: skip
         bare = Event(id="bare", kind="note", ts_us=0, scope="/run/r")
