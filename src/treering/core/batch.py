@@ -76,7 +76,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None = None
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Token counts in disjoint classes; ``reasoning`` is the part of ``output`` spent on reasoning.
 
     ``other`` is what a given total has beyond the classes that are known.
@@ -97,7 +97,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.input + cached + self.output + self.other
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A row for the journal.
 
     ``id`` is unique within its space and the UTC day of ``ts_us``. An event whose id already exists is

@@ -14,6 +14,7 @@ import msgspec
 
 from treering.core.batch import Event, Listing, Receipt, Tokens, Usage
 from treering.core.content import Address, Content
+from treering.core.digests import CommitLeaves
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -231,9 +232,11 @@ class SpaceStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommitRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A commit: its receipt."""
+    """A commit: its receipt, its leaves and its digest (see `core.digests`)."""
 
     receipt: Receipt
+    leaves: CommitLeaves
+    digest: bytes
 
 
 class BodyRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,6 +246,14 @@ class BodyRow(msgspec.Struct, frozen=True, kw_only=True):
     part: int
     scope: str
     slots: tuple[Content, ...]
+    salt: bytes
+
+
+class EventRow(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of the journal."""
+
+    record: Record
+    salt: bytes
 
 
 class ListRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -250,6 +261,7 @@ class ListRow(msgspec.Struct, frozen=True, kw_only=True):
 
     info: ListInfo
     seq: int
+    salt: bytes
 
 
 class ItemRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,6 +277,7 @@ class RefRow(msgspec.Struct, frozen=True, kw_only=True):
 
     ref: Ref
     deleted: bool
+    salt: bytes
 
 
 class TextRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,6 +289,7 @@ class TextRow(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     scope: str
     source: Address
+    salt: bytes
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
@@ -287,7 +301,7 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
     objects: tuple[Content, ...] = ()
     commits: tuple[CommitRow, ...] = ()
     bodies: tuple[BodyRow, ...] = ()
-    records: tuple[Record, ...] = ()
+    events: tuple[EventRow, ...] = ()
     lists: tuple[ListRow, ...] = ()
     items: tuple[ItemRow, ...] = ()
     texts: tuple[TextRow, ...] = ()

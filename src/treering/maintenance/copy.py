@@ -270,7 +270,7 @@ def _row_count(part: Slice) -> int:
         part.objects,
         part.commits,
         part.bodies,
-        part.records,
+        part.events,
         part.lists,
         part.items,
         part.texts,

@@ -254,7 +254,7 @@ def _encoded_size(part: Slice) -> int:
     """Return the approximate encoded size of a slice."""
     contents = [*part.objects, *(slot for body in part.bodies for slot in body.slots)]
     contents += [row.item for row in part.items if not isinstance(row.item, str)]
-    rows = len(part.commits) + len(part.records) + len(part.lists) + len(part.items) + len(part.refs)
+    rows = len(part.commits) + len(part.events) + len(part.lists) + len(part.items) + len(part.refs)
     return sum(len(content.data) for content in contents) + 200 * rows
 
 

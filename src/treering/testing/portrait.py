@@ -37,7 +37,12 @@ def portrait(engine: Engine, space: str, *, times: bool = True) -> Portrait:
         "bodies": {(row.batch, row.part): (row.scope, row.slots) for part in slices for row in part.bodies},
         "lists": infos,
         "items": {list_id: tuple(engine.read_list(space, list_id, 0, 1 << 30)) for list_id in infos},
-        "texts": {(row.collection, row.name): row for part in slices for row in part.texts},
+        "digests": _digests(slices) if times else None,
+        "texts": {
+            (row.collection, row.name): msgspec.structs.replace(row, salt=b"")
+            for part in slices
+            for row in part.texts
+        },
         "ref rows": {row.ref.name: _ref_row(row, times=times) for row in _ref_rows(slices)},
         "refs": {ref.name: _ref(ref, times=times) for ref in all_refs(engine, space)},
         "records": [_record(record, times=times) for record in all_records(engine, space)],
@@ -108,6 +113,14 @@ def _ref_row(row: RefRow, *, times: bool) -> tuple[Ref, bool]:
     # The last value of a deleted ref may be kept or not; nobody can read it.
     ref = msgspec.structs.replace(row.ref, value=b"", links=()) if row.deleted else row.ref
     return _ref(ref, times=times), row.deleted
+
+
+def _digests(slices: list[Slice]) -> Portrait:
+    """Return what the digests of commits are made of; salts are random, so only copies have the same."""
+    return {
+        "commits": {row.receipt.batch: (row.leaves, row.digest) for part in slices for row in part.commits},
+        "salts": {row.record.seq: row.salt for part in slices for row in part.events},
+    }
 
 
 def _sums(engine: Engine, space: str) -> Portrait:

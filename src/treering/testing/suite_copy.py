@@ -183,7 +183,7 @@ def _links_in(part: Slice) -> set[str]:
     found |= {text.source for text in part.texts}
     for row in part.refs:
         found |= set(row.ref.links)
-    for record in part.records:
+    for record in (row.record for row in part.events):
         # Lists come after the journal: an event may link a list that is yet to be loaded.
         found |= {address for address in event_links(record.event) if not address.startswith("l:")}
     return found

@@ -99,7 +99,7 @@ def test_slices_are_bounded_by_rows_and_bytes(source, monkeypatch):
             part.objects,
             part.commits,
             part.bodies,
-            part.records,
+            part.events,
             part.lists,
             part.items,
             part.texts,

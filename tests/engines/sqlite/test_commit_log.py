@@ -419,7 +419,7 @@ def test_a_flush_that_is_interrupted_twice_leaves_nothing_behind(tmp_path, monke
     interrupts = []
 
     def half(rows, session):
-        session.execute_many(write._COMMIT, rows.commits)
+        session.execute_many(write.INSERT_COMMIT, rows.commits)
         interrupts.append(KeyboardInterrupt())
         raise KeyboardInterrupt
 

@@ -122,6 +122,7 @@ class TestLimits:
                     changed_at_us=1,
                 ),
                 deleted=False,
+                salt=bytes(16),
             )
             for length in lengths
         )

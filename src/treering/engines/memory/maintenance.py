@@ -25,8 +25,8 @@ from treering.core.query import forks_depend_on_it, ref_exists_again
 from treering.core.records import (
     BodyRow,
     Checked,
-    CommitRow,
     Erased,
+    EventRow,
     ItemRow,
     ListRow,
     Problem,
@@ -209,13 +209,15 @@ def _planned_lists(space: Space, plan: Erasure, scopes: set[str]) -> set[str]:
 
 def _remove_from_receipts(space: Space, refs: set[str]) -> None:
     """Remove erased refs from receipts, which name the refs that their batches updated."""
-    for batch, receipt in space.commits.items():
+    for batch, commit in space.commits.items():
+        receipt = commit.receipt
         if not refs.isdisjoint(receipt.versions):
-            space.commits[batch] = msgspec.structs.replace(
+            receipt = msgspec.structs.replace(
                 receipt,
                 versions={name: version for name, version in receipt.versions.items() if name not in refs},
                 sums={name: total for name, total in receipt.sums.items() if name not in refs},
             )
+            space.commits[batch] = msgspec.structs.replace(commit, receipt=receipt)
 
 
 def check(space: Space, *, read_content: bool) -> Iterator[Problem | Checked]:
@@ -314,7 +316,7 @@ def _size(
 SLICE_ROWS: Final = 500
 SLICE_BYTES: Final = 4 << 20
 
-_SECTIONS: Final = ("objects", "commits", "bodies", "records", "lists", "items", "texts", "refs")
+_SECTIONS: Final = ("objects", "commits", "bodies", "events", "lists", "items", "texts", "refs")
 
 
 class _Row(NamedTuple):
@@ -336,14 +338,14 @@ def load(space: Space, part: Slice, *, now_us: int) -> None:
     for content in part.objects:
         space.objects.setdefault(content.name, StoredObject(content, now_us))
     for commit in part.commits:
-        space.commits.setdefault(commit.receipt.batch, commit.receipt)
+        space.commits.setdefault(commit.receipt.batch, commit)
     for body in part.bodies:
-        at_us = space.commits[body.batch].committed_at_us if body.batch in space.commits else now_us
-        space.bodies.setdefault((body.batch, body.part), StoredBody(body.scope, body.slots, at_us))
-    for record in part.records:
-        space.add_record(record)
+        at_us = space.commits[body.batch].receipt.committed_at_us if body.batch in space.commits else now_us
+        space.bodies.setdefault((body.batch, body.part), StoredBody(body.scope, body.slots, at_us, body.salt))
+    for event in part.events:
+        space.add_record(event.record, event.salt)
     for row in part.lists:
-        stored = space.lists.setdefault(row.info.list, StoredList(row.info, row.seq, now_us))
+        stored = space.lists.setdefault(row.info.list, StoredList(row.info, row.seq, now_us, row.salt))
         if stored.info.length < row.info.length:
             stored.info, stored.seq = row.info, row.seq
     for item in part.items:
@@ -401,16 +403,17 @@ def stats(space: Space) -> SpaceStats:
 def _rows(space: Space) -> Iterator[_Row]:
     for name, stored in space.objects.items():
         yield _Row((0, name), _item_size(stored.content), stored.content)
-    for receipt in space.commits.values():
-        yield _Row((1, receipt.first_seq), 100, CommitRow(receipt=receipt))
+    for commit in space.commits.values():
+        yield _Row((1, commit.receipt.first_seq), 100, commit)
     for (batch, part), body in space.bodies.items():
-        row = BodyRow(batch=batch, part=part, scope=body.scope, slots=body.slots)
+        row = BodyRow(batch=batch, part=part, scope=body.scope, slots=body.slots, salt=body.salt)
         yield _Row((2, batch, part), sum(map(_item_size, body.slots)), row)
     for seq, record in space.records.items():
-        yield _Row((3, seq), 200 + len(record.event.data or b""), record)
+        row = EventRow(record=record, salt=space.salts[seq])
+        yield _Row((3, seq), 200 + len(record.event.data or b""), row)
     for list_id, stored in space.lists.items():
         depth = stored.info.depth
-        yield _Row((4, depth, list_id), 100, ListRow(info=stored.info, seq=stored.seq))
+        yield _Row((4, depth, list_id), 100, ListRow(info=stored.info, seq=stored.seq, salt=stored.salt))
         for position, item in enumerate(stored.items, stored.info.start):
             yield _Row(
                 (5, list_id, position),

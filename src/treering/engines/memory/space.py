@@ -15,7 +15,21 @@ import msgspec
 from treering.core.batch import ABSENT, ANY, Add, Delete, Receipt, Set, content_links, event_links
 from treering.core.clock import day_of
 from treering.core.content import ListAddress, ObjectAddress, SlotAddress, list_address, parse_address
-from treering.core.records import MAX_LIST_DEPTH, ListInfo, Record, Ref, RefRow, TextRow, locate
+from treering.core.digests import (
+    AppendLeaf,
+    CommitLeaves,
+    append_form,
+    body_form,
+    event_form,
+    items_hash,
+    leaf,
+    list_tag,
+    merkle_root,
+    new_salts,
+    ref_form,
+    text_form,
+)
+from treering.core.records import MAX_LIST_DEPTH, CommitRow, ListInfo, Record, Ref, RefRow, TextRow, locate
 from treering.core.rollups import deltas
 from treering.errors import Conflict, Fenced, InvalidInput, ListMoved, MissingObjects, NotFound, RefMoved
 
@@ -43,6 +57,7 @@ class StoredBody:
     scope: str
     slots: tuple[Content, ...]
     committed_at_us: int
+    salt: bytes
 
 
 @dataclass
@@ -52,6 +67,7 @@ class StoredList:
     info: ListInfo
     seq: int
     changed_at_us: int
+    salt: bytes
     items: list[Content | Address] = field(default_factory=list["Content | Address"])
 
 
@@ -62,10 +78,12 @@ class Space:
     name: str
     seq: int = 0
     committed_at_us: int = 0
-    commits: dict[str, Receipt] = field(default_factory=dict[str, Receipt])
+    commits: dict[str, CommitRow] = field(default_factory=dict[str, CommitRow])
     objects: dict[str, StoredObject] = field(default_factory=dict[str, StoredObject])
     bodies: dict[tuple[str, int], StoredBody] = field(default_factory=dict[tuple[str, int], StoredBody])
     records: dict[int, Record] = field(default_factory=dict[int, Record])
+    salts: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    """The salts of the records."""
     event_keys: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
     lists: dict[str, StoredList] = field(default_factory=dict[str, StoredList])
     refs: dict[str, RefRow] = field(default_factory=dict[str, RefRow])
@@ -75,9 +93,9 @@ class Space:
 
     def commit(self, batch: Batch, now_us: int) -> Receipt:
         """Apply a whole batch, or raise and change nothing."""
-        receipt = self.commits.get(batch.id)
-        if receipt is not None:
-            return receipt
+        committed = self.commits.get(batch.id)
+        if committed is not None:
+            return committed.receipt
         self._check_fences(batch, now_us)
         self._check_addresses(batch)
         refs = [self._updated_ref(change) for change in batch.refs]
@@ -154,19 +172,26 @@ class Space:
             *(text.scope for text in self.texts.values()),
         }
 
-    def add_record(self, record: Record) -> bool:
+    def add_record(self, record: Record, salt: bytes) -> bool:
         """Add an event to the journal and the totals, unless its id already exists on that day."""
         key = (day_of(record.event.ts_us), record.event.id)
         if key in self.event_keys:
             return False
         self.event_keys.add(key)
         self.records[record.seq] = record
+        self.salts[record.seq] = salt
         self.add_to_totals([record.event], sign=1)
         return True
 
     def remove_record(self, seq: int) -> None:
-        """Remove an event from the journal and the totals."""
-        event = self.records.pop(seq).event
+        """Remove an event from the journal and the totals; its leaf stays with the commit."""
+        record = self.records.pop(seq)
+        event = record.event
+        commit = self.commits[record.batch]
+        at = seq - commit.receipt.first_seq
+        erased = {at: leaf("event", self.salts.pop(seq), event_form(event))}
+        leaves = msgspec.structs.replace(commit.leaves, erased=commit.leaves.erased | erased)
+        self.commits[record.batch] = msgspec.structs.replace(commit, leaves=leaves)
         self.event_keys.discard((day_of(event.ts_us), event.id))
         self.add_to_totals([event], sign=-1)
 
@@ -308,20 +333,26 @@ class Space:
             self.objects.setdefault(name, StoredObject(content, at_us))
         for name in (*batch.requires, *batch.objects, *_objects_in(batch)):
             self.objects[name].used_at_us = at_us
+        body_leaves: list[bytes] = []
         for number, part in enumerate(batch.parts):
-            self.bodies[batch.id, number] = StoredBody(part.scope, part.slots, at_us)
+            (salt,) = new_salts(1)
+            self.bodies[batch.id, number] = StoredBody(part.scope, part.slots, at_us, salt)
+            body_leaves.append(leaf("body", salt, body_form(number, part.scope, part.slots)))
+        appends: list[AppendLeaf] = []
         for append, info in lists:
-            stored = self.lists.setdefault(append.list, StoredList(info, self.seq, at_us))
+            (salt,) = new_salts(1)
+            stored = self.lists.setdefault(append.list, StoredList(info, self.seq, at_us, salt))
+            appends.append(_append_leaf(append, stored))
             stored.info, stored.seq, stored.changed_at_us = info, self.seq, at_us
             stored.items += append.items
-        for change, version, value in refs:
-            self._set_ref(change, version, value, at_us)
-        for text in batch.texts:
-            self._set_text(text)
-        new_events = 0
+        ref_leaves = [self._set_ref(change, version, value, at_us) for change, version, value in refs]
+        text_leaves = [self._set_text(text) for text in batch.texts]
+        event_leaves: list[bytes] = []
         for seq, event in enumerate(batch.events, first_seq):
             record = Record(seq=seq, batch=batch.id, committed_at_us=at_us, event=event)
-            new_events += self.add_record(record)
+            (salt,) = new_salts(1)
+            if self.add_record(record, salt):
+                event_leaves.append(leaf("event", salt, event_form(event)))
         receipt = Receipt(
             batch=batch.id,
             first_seq=first_seq,
@@ -331,14 +362,21 @@ class Space:
             sums={
                 change.name: int(value or 0) for change, _, value in refs if isinstance(change.change, Add)
             },
-            new_events=new_events,
+            new_events=len(event_leaves),
         )
-        self.commits[batch.id] = receipt
+        leaves = CommitLeaves(
+            events=len(event_leaves),
+            bodies=tuple(body_leaves),
+            appends=tuple(appends),
+            refs=tuple(ref_leaves),
+            texts=tuple(text_leaves),
+        )
+        digest = leaves.digest(batch.id, merkle_root(event_leaves))
+        self.commits[batch.id] = CommitRow(receipt=receipt, leaves=leaves, digest=digest)
         return receipt
 
-    def _set_ref(self, change: RefChange, version: int, value: bytes | None, at_us: int) -> None:
-        if not version:
-            return  # deleted a ref that never existed
+    def _set_ref(self, change: RefChange, version: int, value: bytes | None, at_us: int) -> bytes:
+        """Set a ref and return its leaf."""
         ref = Ref(
             name=change.name,
             scope=change.scope,
@@ -349,12 +387,18 @@ class Space:
             changed_at_us=at_us,
             listing=_listed(change.change, at_us),
         )
-        self.refs[change.name] = RefRow(ref=ref, deleted=value is None)
+        (salt,) = new_salts(1)
+        if version:  # otherwise a ref was deleted that never existed
+            self.refs[change.name] = RefRow(ref=ref, deleted=value is None, salt=salt)
+        form = ref_form(ref.name, ref.scope, version, value, ref.links, ref.listing)
+        return leaf("ref", salt, form)
 
-    def _set_text(self, text: Text) -> None:
+    def _set_text(self, text: Text) -> bytes:
+        """Add or remove an index entry, and return its leaf."""
+        (salt,) = new_salts(1)
         if text.source is None:
             self.texts.pop((text.collection, text.name), None)
-            return
+            return leaf("text", salt, text_form(text))
         cuts: list[Tokens] = [row.tokens for row in self.texts.values() if row.collection == text.collection]
         self.texts[text.collection, text.name] = TextRow(
             collection=text.collection,
@@ -363,7 +407,16 @@ class Space:
             namespace=text.namespace,
             scope=text.scope,
             source=text.source,
+            salt=salt,
         )
+        return leaf("text", salt, text_form(text))
+
+
+def _append_leaf(append: Append, stored: StoredList) -> AppendLeaf:
+    list_id, at, count = append.list, append.at, len(append.items)
+    parent = append.parent if at == stored.info.start else None
+    form = append_form(list_id, append.scope, parent, at, count, items_hash(append.items))
+    return AppendLeaf(list_tag(list_id, stored.salt), at, count, leaf("append", stored.salt, form))
 
 
 def _listed(change: Set | Delete | Add, at_us: int) -> Listing | None:

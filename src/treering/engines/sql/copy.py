@@ -25,10 +25,11 @@ import msgspec
 
 from treering.core.batch import Batch, Text
 from treering.core.content import KIND_NUMBERS, KINDS, Address, Content, pack_body, seal, unpack_body, unseal
+from treering.core.digests import event_form, ref_form
 from treering.core.records import (
     MAX_LIST_DEPTH,
     BodyRow,
-    CommitRow,
+    EventRow,
     ItemRow,
     ListInfo,
     ListRow,
@@ -38,24 +39,42 @@ from treering.core.records import (
 )
 from treering.core.rollups import deltas
 from treering.engines.sql import read
-from treering.engines.sql.commit.decide import invalidate_caches, pack_receipt, unpack_receipt
-from treering.engines.sql.commit.write import encode_batch
+from treering.engines.sql.commit.decide import invalidate_caches
+from treering.engines.sql.commit.write import (
+    INSERT_COMMIT,
+    Salts,
+    commit_of,
+    commit_row,
+    encode_batch,
+)
 from treering.engines.sql.objects import PackGone
-from treering.engines.sql.read import body_part, is_item_block, positions_in_item_blocks, unpack_item_block
+from treering.engines.sql.read import (
+    body_part,
+    check_body,
+    is_item_block,
+    positions_in_item_blocks,
+    unpack_item_block,
+)
 from treering.engines.sql.rollups import add_to_rollups
 from treering.engines.sql.rows import (
+    COMMIT_COLUMNS,
     EVENT_COLUMNS,
     ITEM_POSITION_MASK,
     LISTING_COLUMNS,
     RECORD_SELECT,
     REF_SELECT,
     RUN,
+    body_checksum,
     body_key,
     event_row,
+    item_checksum,
     item_key,
     join_links,
+    list_checksum,
+    listing_of,
     listing_row,
     record_of,
+    ref_checksum,
     ref_of,
     run_rows,
 )
@@ -65,35 +84,36 @@ from treering.errors import InvalidInput, NotFound
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from treering.core.records import Record
+    from treering.core.records import CommitRow, Record
     from treering.engines.sql.objects import Located, Objects
     from treering.engines.sql.search import TextIndex
     from treering.engines.sql.session import Database, Row, Session
 
 
-_COMMIT: Final = (
-    "INSERT INTO commits (space, no, batch, first_seq, last_seq, committed_at_us, receipt) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?)"
+_BODY: Final = (
+    "INSERT INTO body (space, key, scope, frame, salt, checksum) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT DO NOTHING"
 )
-_BODY: Final = "INSERT INTO body (space, key, scope, frame) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
 _EVENT: Final = (
     f"INSERT INTO event ({', '.join(EVENT_COLUMNS)}) VALUES ({', '.join('?' * len(EVENT_COLUMNS))}) "
     "ON CONFLICT DO NOTHING"
 )
 _LIST: Final = (
-    "INSERT INTO list (space, no, id, scope, parent, start, length, depth, seq) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO list (space, no, id, scope, parent, start, length, depth, seq, salt, checksum) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _ITEM: Final = (
-    "INSERT INTO item (space, key, kind, frame, address) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+    "INSERT INTO item (space, key, kind, frame, address, checksum) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT DO NOTHING"
 )
+_REF_STATE: Final = (
+    "version", "value", "links", "seq", "changed_at_us", *LISTING_COLUMNS, "salt", "checksum"
+)  # fmt: skip
 _REF: Final = (
-    f"INSERT INTO ref (space, name, scope, version, value, links, seq, changed_at_us, "
-    f"{', '.join(LISTING_COLUMNS)}) VALUES ({', '.join('?' * (8 + len(LISTING_COLUMNS)))}) "
+    f"INSERT INTO ref (space, name, scope, {', '.join(_REF_STATE)}) "
+    f"VALUES ({', '.join('?' * (3 + len(_REF_STATE)))}) "
     "ON CONFLICT (space, name) DO UPDATE SET scope = excluded.scope, "
-    "version = excluded.version, value = excluded.value, links = excluded.links, seq = excluded.seq, "
-    "changed_at_us = excluded.changed_at_us, "
-    + ", ".join(f"{name} = excluded.{name}" for name in LISTING_COLUMNS)
+    + ", ".join(f"{name} = excluded.{name}" for name in _REF_STATE)
     + " WHERE ref.version < excluded.version "
     "OR (ref.version = excluded.version AND ref.seq < excluded.seq)"
 )
@@ -116,7 +136,7 @@ def load(database: Database, objects: Objects, texts: TextIndex, space: int, par
         loading.scopes(part)
         loading.commits(part.commits)
         loading.bodies(bodies)
-        loading.records(part.records)
+        loading.events(part.events)
         loading.lists(part.lists)
         loading.items(items)
         loading.texts(part.texts)
@@ -136,7 +156,7 @@ class _Loader:
 
     def scopes(self, part: Slice) -> None:
         names = {row.scope for row in part.bodies}
-        names.update(row.event.scope for row in part.records)
+        names.update(row.record.event.scope for row in part.events)
         names.update(row.info.scope for row in part.lists)
         names.update(row.scope for row in part.texts)
         names.update(row.ref.scope for row in part.refs)
@@ -152,20 +172,12 @@ class _Loader:
 
     def commits(self, rows: Sequence[CommitRow]) -> None:
         known = self._existing_numbers("commits", "batch", [row.receipt.batch for row in rows])
-        new = [row.receipt for row in rows if row.receipt.batch not in known]
+        new = [row for row in rows if row.receipt.batch not in known]
         self._many(
-            _COMMIT,
+            INSERT_COMMIT,
             [
-                (
-                    self._space,
-                    no,
-                    receipt.batch,
-                    receipt.first_seq,
-                    receipt.last_seq,
-                    receipt.committed_at_us,
-                    pack_receipt(receipt.versions, receipt.sums, receipt.new_events),
-                )
-                for no, receipt in zip(self._numbers("commits", len(new)), new, strict=True)
+                commit_row(self._space, no, row.receipt, None, row.leaves, row.digest)
+                for no, row in zip(self._numbers("commits", len(new)), new, strict=True)
             ],
         )
 
@@ -174,17 +186,26 @@ class _Loader:
         self._many(
             _BODY,
             [
-                (self._space, body_key(commits[row.batch], row.part), self._scopes[row.scope], frame)
+                (
+                    self._space,
+                    key := body_key(commits[row.batch], row.part),
+                    self._scopes[row.scope],
+                    frame,
+                    row.salt,
+                    body_checksum(self._space, key, row.scope, frame, row.salt),
+                )
                 for row, frame in rows
                 if row.batch in commits
             ],
         )
 
-    def records(self, records: Sequence[Record]) -> None:
-        commits = self._existing_numbers("commits", "batch", [record.batch for record in records])
-        there = self._seqs(records)
+    def events(self, events: Sequence[EventRow]) -> None:
+        commits = self._existing_numbers("commits", "batch", [row.record.batch for row in events])
+        there = self._seqs(row.record for row in events)
         new = {
-            record.seq: record for record in records if record.batch in commits and record.seq not in there
+            row.record.seq: row
+            for row in events
+            if row.record.batch in commits and row.record.seq not in there
         }
         rows = [
             event_row(
@@ -193,15 +214,19 @@ class _Loader:
                 scope=self._scopes[record.event.scope],
                 seq=record.seq,
                 commit_no=commits[record.batch],
-                own_slots=f"s:{record.batch}:",
+                batch=record.batch,
+                committed_at_us=record.committed_at_us,
+                salt=row.salt,
+                form=event_form(record.event),
                 dictionary=self._session.dictionary,
             )
-            for record in new.values()
+            for row in new.values()
+            for record in [row.record]
         ]
         if not rows:
             return
-        self._many(RUN, run_rows(self._space, (record.event.run for record in new.values())))
-        written = list(new.values())
+        written = [row.record for row in new.values()]
+        self._many(RUN, run_rows(self._space, (record.event.run for record in written)))
         if self._session.run_many(_EVENT, rows) != len(rows):
             inserted = self._seqs(written)
             written = [record for record in written if record.seq in inserted]
@@ -212,43 +237,43 @@ class _Loader:
         numbers = self._existing_numbers(
             "list", "id", {*named, *(row.info.parent for row in rows if row.info.parent)}
         )
-        grown = [
-            (row.info.length, row.seq, self._space, numbers[row.info.list], row.seq)
-            for row in rows
-            if row.info.list in numbers
-        ]
-        self._many("UPDATE list SET length = ?, seq = ? WHERE space = ? AND no = ? AND seq < ?", grown)
-        new = [row for row in rows if row.info.list not in numbers]
+        grown: list[Any] = []
         fresh: list[Any] = []
-        for row, no in zip(new, self._numbers("list", len(new)), strict=True):
-            info = row.info
+        new = [row for row in rows if row.info.list not in numbers]
+        given = dict(zip((row.info.list for row in new), self._numbers("list", len(new)), strict=True))
+        for row in rows:
+            info, salt, seq = row.info, row.salt, row.seq
             if info.parent is not None and info.parent not in numbers:
                 continue
-            numbers[info.list] = no
             parent = None if info.parent is None else numbers[info.parent]
-            scope = self._scopes[info.scope]
-            fresh.append(
-                (self._space, no, info.list, scope, parent, info.start, info.length, info.depth, row.seq)
-            )
+            is_new = info.list in given
+            no = numbers[info.list] = given[info.list] if is_new else numbers[info.list]
+            place = (parent, info.start, info.length, info.depth, seq)
+            check = list_checksum(self._space, no, info.list, info.scope, *place, salt)
+            if is_new:
+                scope = self._scopes[info.scope]
+                fresh.append((self._space, no, info.list, scope, *place, salt, check))
+            else:
+                grown.append((info.length, seq, check, self._space, no, seq))
+        self._many(
+            "UPDATE list SET length = ?, seq = ?, checksum = ? WHERE space = ? AND no = ? AND seq < ?", grown
+        )
         self._many(_LIST, fresh)
 
     def items(self, rows: Sequence[tuple[ItemRow, bytes | None]]) -> None:
         lists = self._existing_numbers("list", "id", [row.list for row, _ in rows])
         found = [
-            (self._space, item_key(lists[row.list], row.position), None, None, row.item)
-            if isinstance(row.item, str)
-            else (
-                self._space,
-                item_key(lists[row.list], row.position),
-                KIND_NUMBERS[row.item.kind],
-                frame,
-                None,
-            )
+            self._item(item_key(lists[row.list], row.position), row.item, frame)
             for row, frame in rows
             if row.list in lists
         ]
         bound = positions_in_item_blocks(self._session, self._space, [row[1] for row in found])
         self._many(_ITEM, [row for row in found if row[1] not in bound] if bound else found)
+
+    def _item(self, key: int, item: Content | Address, frame: bytes | None) -> tuple[Any, ...]:
+        kind, address = (None, item) if isinstance(item, str) else (KIND_NUMBERS[item.kind], None)
+        check = item_checksum(self._space, key, kind, frame, address)
+        return (self._space, key, kind, frame, address, check)
 
     def texts(self, rows: Sequence[TextRow]) -> None:
         by_collection: dict[str, list[TextRow]] = {}
@@ -262,25 +287,28 @@ class _Loader:
                 )
             }
             new = [row for row in each if (row.name, row.namespace, row.scope, row.source) not in there]
-            self._index(row for row in new if self._exists(row))
+            self._index([row for row in new if self._exists(row)])
 
     def refs(self, rows: Sequence[RefRow]) -> None:
-        self._many(
-            _REF,
-            [
-                (
-                    self._space,
-                    row.ref.name,
-                    self._scopes[row.ref.scope],
-                    row.ref.version,
-                    None if row.deleted else row.ref.value,
-                    join_links(row.ref.links),
-                    row.ref.seq,
-                    row.ref.changed_at_us,
-                    *listing_row(row.ref.listing, row.ref.changed_at_us),
-                )
-                for row in rows
-            ],
+        self._many(_REF, [self._ref(row) for row in rows])
+
+    def _ref(self, row: RefRow) -> tuple[Any, ...]:
+        ref = row.ref
+        value = None if row.deleted else ref.value
+        listed = listing_row(ref.listing, ref.changed_at_us)
+        form = ref_form(ref.name, ref.scope, ref.version, value, ref.links, listing_of(listed))
+        return (
+            self._space,
+            ref.name,
+            self._scopes[ref.scope],
+            ref.version,
+            value,
+            join_links(ref.links),
+            ref.seq,
+            ref.changed_at_us,
+            *listed,
+            row.salt,
+            ref_checksum(ref.seq, ref.changed_at_us, row.salt, form),
         )
 
     def counters(self, part: Slice) -> None:
@@ -290,7 +318,7 @@ class _Loader:
                 f"UPDATE space SET {column} = ? WHERE no = ? AND {column} < ?", (value, self._space, value)
             )
 
-    def _index(self, rows: Iterable[TextRow]) -> None:
+    def _index(self, rows: Sequence[TextRow]) -> None:
         texts = tuple(
             Text(
                 collection=row.collection,
@@ -303,7 +331,8 @@ class _Loader:
             for row in rows
         )
         if texts:
-            batch = encode_batch(Batch(id="load", space="load", texts=texts))
+            salts = Salts([], [], [], [], [row.salt for row in rows])
+            batch = encode_batch(Batch(id="load", space="load", texts=texts), salts)
             self._texts.put(self._session, self._space, self._scopes, batch)
 
     def _exists(self, row: TextRow) -> bool:
@@ -426,11 +455,11 @@ class _Export:
 
     def commits(self, session: Session, key: Key) -> _ExportPage:
         rows = session.rows(
-            "SELECT batch, first_seq, last_seq, committed_at_us, receipt FROM commits "
+            f"SELECT {', '.join(COMMIT_COLUMNS)} FROM commits "
             "WHERE space = ? AND batch > ? ORDER BY batch LIMIT ?",
             (self._space, key[0] if key else "", SLICE_ROWS),
         )
-        commits = tuple(CommitRow(receipt=unpack_receipt(*row)) for row in rows)
+        commits = tuple(map(commit_of, rows))
         return {"commits": commits}, _behind(rows, rows, lambda row: [row[0]])
 
     def bodies(self, session: Session, key: Key) -> _ExportPage:
@@ -445,10 +474,10 @@ class _Export:
         )
         page = _cut(rows, size=2)
         frames = {
-            at: (scope, bytes(frame))
-            for at, scope, frame in rows_in_chunks(
+            at: (scope, bytes(frame), salt, check)
+            for at, scope, frame, salt, check in rows_in_chunks(
                 session,
-                "SELECT b.key, s.name, b.frame FROM body b "
+                "SELECT b.key, s.name, b.frame, b.salt, b.checksum FROM body b "
                 "JOIN scope s ON s.space = b.space AND s.no = b.scope "
                 "WHERE b.space = ? AND b.key IN (@)",
                 (self._space,),
@@ -457,14 +486,15 @@ class _Export:
         }
         bodies: list[BodyRow] = []
         for name, at, _ in page:
-            scope, frame = frames[at]
+            scope, frame, salt, check = frames[at]
             number = body_part(at)[1]
             where = f"body {number} of commit {name!r}"
+            check_body(self._space, at, scope, frame, salt, check, where=where)
             slots = tuple(unpack_body(unseal(frame, where), where))
-            bodies.append(BodyRow(batch=name, part=number, scope=scope, slots=slots))
+            bodies.append(BodyRow(batch=name, part=number, scope=scope, slots=slots, salt=salt))
         return {"bodies": tuple(bodies)}, _behind(rows, page, lambda row: [row[0], body_part(row[1])[1]])
 
-    def records(self, session: Session, key: Key) -> _ExportPage:
+    def events(self, session: Session, key: Key) -> _ExportPage:
         after = key[0] if key else 0
         sizes = session.rows(
             "SELECT seq, length(data) FROM event WHERE space = ? AND seq > ? ORDER BY seq LIMIT ?",
@@ -479,15 +509,14 @@ class _Export:
             if page
             else []
         )
-        return {"records": tuple([record_of(row, session.dictionary) for row in rows])}, _behind(
-            sizes, page, lambda row: [row[0]]
-        )
+        found = [EventRow(record=record_of(row, session.dictionary), salt=row[-2]) for row in rows]
+        return {"events": tuple(found)}, _behind(sizes, page, lambda row: [row[0]])
 
     def lists(self, session: Session, key: Key) -> _ExportPage:
         """Sort by depth, so that parents come before their children."""
         depth, after = key or (0, "")
         rows = session.rows(
-            "SELECT l.id, s.name, p.id, l.start, l.length, l.depth, l.seq FROM list l "
+            "SELECT l.id, s.name, p.id, l.start, l.length, l.depth, l.seq, l.salt FROM list l "
             "JOIN scope s ON s.space = l.space AND s.no = l.scope "
             "LEFT JOIN list p ON p.space = l.space AND p.no = l.parent "
             "WHERE l.space = ? AND l.depth = ? AND l.id > ? ORDER BY l.id LIMIT ?",
@@ -499,6 +528,7 @@ class _Export:
                     list=row[0], scope=row[1], parent=row[2], start=row[3], length=row[4], depth=row[5]
                 ),
                 seq=row[6],
+                salt=row[7],
             )
             for row in rows
         )
@@ -545,7 +575,7 @@ class _Export:
     def texts(self, session: Session, key: Key) -> _ExportPage:
         collection, after = key or ("", "")
         rows = session.rows(
-            "SELECT c.name, c.tokens, t.name, t.namespace, s.name, t.source FROM collection c "
+            "SELECT c.name, c.tokens, t.name, t.namespace, s.name, t.source, t.salt FROM collection c "
             "JOIN text t ON t.space = c.space AND t.collection = c.no "
             "AND t.name > CASE WHEN c.name = ? THEN ? ELSE '' END "
             "JOIN scope s ON s.space = t.space AND s.no = t.scope WHERE c.space = ? AND c.name >= ? "
@@ -560,6 +590,7 @@ class _Export:
                 namespace=row[3],
                 scope=row[4],
                 source=Address(row[5]),
+                salt=row[6],
             )
             for row in rows
         )
@@ -580,7 +611,7 @@ class _Export:
             if page
             else []
         )
-        found = tuple(RefRow(ref=ref_of(row), deleted=row[3] is None) for row in rows)
+        found = tuple(RefRow(ref=ref_of(row), deleted=row[3] is None, salt=row[-2]) for row in rows)
         return {"refs": found}, _behind(sizes, page, lambda row: [row[0]])
 
 
@@ -589,7 +620,7 @@ _SECTIONS: Final[dict[str, Callable[[_Export, Session, Key], _ExportPage]]] = {
     "packs": _Export.packed_objects,
     "commits": _Export.commits,
     "bodies": _Export.bodies,
-    "records": _Export.records,
+    "events": _Export.events,
     "lists": _Export.lists,
     "items": _Export.items,
     "texts": _Export.texts,

@@ -43,15 +43,21 @@ CREATE TABLE commits (
   committed_at_us BIGINT NOT NULL,
   receipt BYTEA,
   links TEXT COLLATE "C",
+  leaves BYTEA NOT NULL,
+  digest BYTEA NOT NULL,
+  checksum BIGINT NOT NULL,
   PRIMARY KEY (space, no),
   CONSTRAINT commits_space_batch_key UNIQUE (space, batch)
 );
+CREATE INDEX commits_seq ON commits (space, last_seq);
 
 CREATE TABLE body (
   space BIGINT NOT NULL,
   key BIGINT NOT NULL,
   scope BIGINT NOT NULL,
   frame BYTEA NOT NULL,
+  salt BYTEA NOT NULL,
+  checksum BIGINT NOT NULL,
   PRIMARY KEY (space, key)
 );
 CREATE INDEX body_scope ON body (space, scope);
@@ -87,6 +93,8 @@ CREATE TABLE event (
   data BYTEA,
   body TEXT COLLATE "C",
   links TEXT COLLATE "C",
+  salt BYTEA NOT NULL,
+  checksum BIGINT NOT NULL,
   PRIMARY KEY (space, seq, day),
   CONSTRAINT event_space_day_id_key UNIQUE (space, day, id)
 );
@@ -130,6 +138,8 @@ CREATE TABLE list (
   length BIGINT NOT NULL,
   depth INTEGER NOT NULL,
   seq BIGINT NOT NULL,
+  salt BYTEA NOT NULL,
+  checksum BIGINT NOT NULL,
   PRIMARY KEY (space, no),
   CONSTRAINT list_space_id_key UNIQUE (space, id)
 );
@@ -142,6 +152,7 @@ CREATE TABLE item (
   kind SMALLINT,
   frame BYTEA,
   address TEXT COLLATE "C",
+  checksum BIGINT NOT NULL,
   PRIMARY KEY (space, key)
 );
 
@@ -160,6 +171,8 @@ CREATE TABLE ref (
   agent TEXT COLLATE "C",
   status TEXT COLLATE "C",
   thread TEXT COLLATE "C",
+  salt BYTEA NOT NULL,
+  checksum BIGINT NOT NULL,
   PRIMARY KEY (space, name)
 );
 CREATE INDEX ref_listed ON ref (space, listed_in, listed_us, name) WHERE listed_in IS NOT NULL;
@@ -222,6 +235,8 @@ CREATE TABLE text (
   namespace TEXT COLLATE "C" NOT NULL,
   scope BIGINT NOT NULL,
   source TEXT COLLATE "C" NOT NULL,
+  salt BYTEA NOT NULL,
+  checksum BIGINT NOT NULL,
   PRIMARY KEY (space, no),
   CONSTRAINT text_space_collection_name_key UNIQUE (space, collection, name)
 );

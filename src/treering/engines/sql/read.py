@@ -38,6 +38,7 @@ from treering.core.content import (
     unseal,
     unseal_all,
 )
+from treering.core.digests import brief_checksum, first_of
 from treering.core.ids import thread_scope_of
 from treering.core.query import (
     check_limit,
@@ -48,6 +49,7 @@ from treering.core.query import (
     encode_list_cursor,
 )
 from treering.core.records import ListInfo, Page, Record, RefPage, list_place, locate
+from treering.engines.sql.commit.decide import ListState, check_list
 from treering.engines.sql.rows import (
     BODY_PART_BITS,
     ITEM_POSITION_BITS,
@@ -55,8 +57,10 @@ from treering.engines.sql.rows import (
     RECORD_SELECT,
     REF_SELECT,
     SAME,
+    body_checksum,
     body_key,
     frame_of,
+    item_checksum,
     item_key,
     kind_of,
     record_of,
@@ -82,7 +86,7 @@ MAX_BLOCK: Final = 64
 
 _TREE: Final = KIND_NUMBERS["tree"]
 _SELECT: Final = (
-    "SELECT key, kind, frame, address FROM item "
+    "SELECT key, kind, frame, address, checksum FROM item "
     "WHERE space = ? AND key >= coalesce("
     "(SELECT max(key) FROM item WHERE space = ? AND key >= ? AND key <= ?), ?) AND key < ? "
     "ORDER BY key"
@@ -98,7 +102,7 @@ ITEM_COUNT: Final = "CASE WHEN i.kind < 0 THEN -i.kind ELSE 1 END"
 def pack_item_blocks(items: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
     """Return rows of new items with neighbouring items packed into blocks.
 
-    A row is space, key, kind, frame and address.
+    A row is space, key, kind, frame, address and checksum.
     """
     bound: list[Sequence[Any]] = []
     run: list[Sequence[Any]] = []
@@ -119,7 +123,9 @@ def _pack_block(run: list[Sequence[Any]]) -> list[Sequence[Any]]:
     if len(run) < MIN_BLOCK:
         return run
     contents = [Content(kind_of(row[2], "a new item"), unseal(row[3], "a new item")) for row in run]
-    return [(*run[0][:2], -len(run), seal(pack_body(contents)), None)]
+    space, key = run[0][:2]
+    kind, frame = -len(run), seal(pack_body(contents))
+    return [(space, key, kind, frame, None, item_checksum(space, key, kind, frame, None))]
 
 
 def is_item_block(kind: Any) -> TypeGuard[int]:
@@ -159,8 +165,13 @@ def read_items(session: Session, space: int, list_no: int, run: ListRange) -> li
     first = item_key(list_no, start)
     bounds = (space, space, item_key(list_no, 0), first, first, item_key(list_no, stop))
     # The rows are not bound to a name: a traceback would keep them, and with them the log, open.
-    for key, kind, frame, address in session.query(_SELECT, bounds):
+    for key, kind, frame, address, check in session.query(_SELECT, bounds):
         position = key & ITEM_POSITION_MASK
+        if item_checksum(space, key, kind, frame, address) != check:
+            raise Corrupt(
+                f"item {position} of {where} is not as it was written: its checksum differs; "
+                "run verify, then restore it from a backup or a copy"
+            )
         if is_item_block(kind):
             if position > start + len(found):
                 break
@@ -187,12 +198,12 @@ def read_items(session: Session, space: int, list_no: int, run: ListRange) -> li
 
 
 _LIST_COLUMNS: Final = (
-    "SELECT l.id, s.name, p.id, l.start, l.length, l.depth, l.no, l.parent FROM list l "
-    "JOIN scope s ON s.space = l.space AND s.no = l.scope "
+    "SELECT l.id, s.name, p.id, l.start, l.length, l.depth, l.no, l.parent, l.scope, l.seq, l.salt, "
+    "l.checksum FROM list l LEFT JOIN scope s ON s.space = l.space AND s.no = l.scope "
     "LEFT JOIN list p ON p.space = l.space AND p.no = l.parent"
 )
 _LIST_ITSELF: Final = "SELECT no, parent, length FROM list WHERE space = ? AND id = ?"
-_BRIEF_SELECT: Final = "SELECT e.seq, e.id, e.kind, e.ts_us, e.data FROM event e"
+_BRIEF_SELECT: Final = "SELECT e.seq, e.id, e.kind, e.ts_us, e.data, e.checksum FROM event e"
 _SOME_REFS: Final = f"{REF_SELECT} WHERE r.space = ? AND r.value IS NOT NULL AND r.name IN (@)"
 _ONE_REF: Final = _SOME_REFS.replace("IN (@)", "= ?")
 _IN_SCOPE: Final = "e.scope = (SELECT no FROM scope WHERE space = ? AND name = ?)"
@@ -249,12 +260,25 @@ def _slots(
         for part in parts
     }
     slots: dict[tuple[str, int], Sequence[Content]] = {}
-    sql = "SELECT key, frame FROM body WHERE space = ? AND key IN (@)"
-    for key, frame in rows_in_chunks(session, sql, (space,), list(keys)):
+    sql = (
+        "SELECT b.key, s.name, b.frame, b.salt, b.checksum FROM body b "
+        "LEFT JOIN scope s ON s.space = b.space AND s.no = b.scope WHERE b.space = ? AND b.key IN (@)"
+    )
+    for key, scope, frame, salt, check in rows_in_chunks(session, sql, (space,), list(keys)):
         batch, part = keys[key]
         where = f"body {part} of commit {batch!r}"
+        check_body(space, key, scope, frame, salt, check, where=where)
         slots[batch, part] = unpack_body(unseal(frame_of(frame, where), where), where)
     return slots
+
+
+def check_body(space: int, key: int, scope: str, frame: Any, salt: bytes, check: int, *, where: str) -> None:
+    """Raise `Corrupt` if the row of a body is not as it was written; its frame has a checksum of its own."""
+    if body_checksum(space, key, scope, frame_of(frame, where), salt) != check:
+        raise Corrupt(
+            f"{where} is not as it was written: its checksum differs; "
+            "run verify, then restore it from a backup or a copy"
+        )
 
 
 def lineage(session: Session, space: int, list_id: str) -> list[tuple[ListInfo, int]]:
@@ -265,6 +289,8 @@ def lineage(session: Session, space: int, list_id: str) -> list[tuple[ListInfo, 
         row = rows[0]
         info = ListInfo(list=row[0], scope=row[1], parent=row[2], start=row[3], length=row[4], depth=row[5])
         found.append((info, row[6]))
+        state = ListState(row[6], row[8], row[7], row[3], row[4], row[5], row[10])
+        check_list(space, row[0], state, scope=row[1], seq=row[9], check=row[11])
         if len(found) > found[0][0].depth + 1:
             raise Corrupt(
                 f"list {list_id!r} has more ancestors than its depth says; "
@@ -436,9 +462,12 @@ def scan(session: Session, space: int, query: EventQuery, after: str | None, lim
 def _brief_records(session: Session, scope: str, rest: str, given: Sequence[Any]) -> list[Record] | None:
     """Return records of one scope from their rows alone; ``None`` if the data of one is not bytes."""
     rows = session.rows(_BRIEF_SELECT + rest, given)
-    found = session.dictionary.expand_all([data for _, _, _, _, data in rows])
+    found = session.dictionary.expand_all([row[4] for row in rows])
     if found is None:
         return None
+    for (seq, event_id, kind, ts_us, _, check), data in zip(rows, found, strict=True):
+        if brief_checksum(seq, event_id, kind, ts_us, scope, data) != first_of(check):
+            return None  # reading it whole says what is wrong
     return [
         Record(
             seq=seq,
@@ -446,7 +475,7 @@ def _brief_records(session: Session, scope: str, rest: str, given: Sequence[Any]
             committed_at_us=0,
             event=Event(id=event_id, kind=kind, ts_us=ts_us, scope=scope, data=data),
         )
-        for (seq, event_id, kind, ts_us, _), data in zip(rows, found, strict=True)
+        for (seq, event_id, kind, ts_us, _, _), data in zip(rows, found, strict=True)
     ]
 
 

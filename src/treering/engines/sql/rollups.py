@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treering.core.records import Problem
 from treering.core.rollups import MEASURES, MOVED, RollupKey, as_sum, deltas, merge, order
-from treering.engines.sql.rows import RECORD_SELECT, number_of_key, record_of, run_key
+from treering.engines.sql.rows import RECORD_SELECT, number_of_key, read_record, run_key
 from treering.engines.sql.session import rows_in_chunks
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def recount(session: Session, space: int) -> dict[RollupKey, Measures]:
     while rows := session.rows(
         f"{RECORD_SELECT} WHERE e.space = ? AND e.seq > ? ORDER BY e.seq LIMIT ?", (space, after_seq, _PAGE)
     ):
-        merge(cells, deltas(record_of(row, session.dictionary).event for row in rows))
+        merge(cells, deltas(read_record(row, session.dictionary).event for row in rows))
         after_seq = rows[-1][0]
     return cells
 
@@ -185,7 +185,7 @@ class Recount:
             (self._space, self._seq, _PAGE),
         )
         if rows:
-            cells = deltas(record_of(row, session.dictionary).event for row in rows)
+            cells = deltas(read_record(row, session.dictionary).event for row in rows)
             self._spill.many(_COUNT_IN, [(*stored_key(cell), *measures) for cell, measures in cells.items()])
             self._seq = rows[-1][0]
             self.events += len(rows)
@@ -225,7 +225,7 @@ class Recount:
             after = rows[-1][0]
             counted = {
                 stored_key(each): sums
-                for each, sums in deltas(record_of(row, session.dictionary).event for row in rows).items()
+                for each, sums in deltas(read_record(row, session.dictionary).event for row in rows).items()
             }
             merge(total, {cell: counted[cell]} if cell in counted else {})
         return total.get(cell, _NONE)

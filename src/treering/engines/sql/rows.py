@@ -22,12 +22,14 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, TypeGuard, cast
+from zlib import crc32
 
 import msgspec
 
 from treering.core.batch import Event, Listing, Usage
 from treering.core.clock import day_of
-from treering.core.content import KINDS, Address, Kind, slot_address
+from treering.core.content import HEADER_SIZE, KINDS, Address, Kind, slot_address
+from treering.core.digests import checksum, event_checksum, event_form, joined, ref_form
 from treering.core.ids import thread_of_scope, thread_scope_of
 from treering.core.records import Record, Ref
 from treering.errors import Corrupt, InvalidInput
@@ -40,7 +42,8 @@ EVENT_COLUMNS: Final = (
     "space", "seq", "day", "id", "commit_no", "kind", "ts_us", "scope", "run", "span", "parent", "thread",
     "agent", "name", "model", "role", "status", "input_tokens", "cache_read_tokens", "cache_write_tokens",
     "cache_write_1h_tokens", "output_tokens", "reasoning_tokens", "other_tokens", "cost_nanos", "currency",
-    "duration_us", "data", "body", "links",
+    "duration_us", "data", "body", "links", "salt",
+    "checksum",
 )  # fmt: skip
 
 RECORD_SELECT: Final = (
@@ -48,18 +51,19 @@ RECORD_SELECT: Final = (
     "e.thread, e.agent, e.name, e.model, e.role, e.status, "
     "e.input_tokens, e.cache_read_tokens, e.cache_write_tokens, "
     "e.cache_write_1h_tokens, e.output_tokens, e.reasoning_tokens, e.other_tokens, e.cost_nanos, e.currency, "
-    "e.duration_us, e.data, e.body, e.links FROM event e "
-    "JOIN commits c ON c.space = e.space AND c.no = e.commit_no "
-    "JOIN scope s ON s.space = e.space AND s.no = e.scope LEFT JOIN run u ON u.space = e.space "
-    "AND u.no = e.run"
+    "e.duration_us, e.data, e.body, e.links, e.salt, e.checksum FROM event e "
+    "LEFT JOIN commits c ON c.space = e.space AND c.no = e.commit_no "
+    "LEFT JOIN scope s ON s.space = e.space AND s.no = e.scope "
+    "LEFT JOIN run u ON u.space = e.space AND u.no = e.run"
 )
+"""The joins are outer ones, so that a row whose commit or scope is missing is not passed over."""
 
 LISTING_COLUMNS: Final = ("listed_in", "listed_us", "namespace", "agent", "status", "thread")
 
 REF_SELECT: Final = (
     "SELECT r.name, s.name, r.version, r.value, r.links, r.seq, r.changed_at_us, "
-    f"{', '.join(f'r.{name}' for name in LISTING_COLUMNS)} "
-    "FROM ref r JOIN scope s ON s.space = r.space AND s.no = r.scope"
+    f"{', '.join(f'r.{name}' for name in LISTING_COLUMNS)}, r.salt, r.checksum "
+    "FROM ref r LEFT JOIN scope s ON s.space = r.space AND s.no = r.scope"
 )
 
 RUN: Final = (
@@ -133,12 +137,20 @@ def run_rows(space: int, runs: Iterable[str | None]) -> list[tuple[int, int, str
 
 
 def event_row(
-    event: Event, *, space: int, scope: int, seq: int, commit_no: int, own_slots: str, dictionary: Dictionary
+    event: Event,
+    *,
+    space: int,
+    scope: int,
+    seq: int,
+    commit_no: int,
+    batch: str,
+    committed_at_us: int,
+    salt: bytes,
+    form: bytes,
+    dictionary: Dictionary,
 ) -> tuple[Any, ...]:
-    """Return the row of an event, in the order of `EVENT_COLUMNS`.
-
-    ``own_slots`` is the prefix of the addresses of this commit's slots.
-    """
+    """Return the row of an event, in the order of `EVENT_COLUMNS`; ``form`` is its canonical form."""
+    own_slots = f"s:{batch}:"
     usage = event.usage
     body = event.body
     if body is not None and body.startswith(own_slots):
@@ -164,16 +176,48 @@ def event_row(
         None if run is None else run_number(run), SAME if span == event.id else span, parent, thread,
         event.agent, event.name, event.model, event.role, event.status,
         *(_NO_USAGE if usage is None else msgspec.structs.astuple(usage)),
-        event.cost_nanos, event.currency, event.duration_us, data, body, linked,
+        event.cost_nanos, event.currency, event.duration_us, data, body, linked, salt,
+        event_checksum(event, form, salt, seq=seq, batch=batch, committed_at_us=committed_at_us),
     )  # fmt: skip
 
 
 def record_of(row: tuple[Any, ...], dictionary: Dictionary) -> Record:
-    """Return the record in a row of `RECORD_SELECT`."""
+    """Return the record in a row of `RECORD_SELECT`, or raise `Corrupt` if it is not as it was written."""
+    try:
+        record = read_record(row, dictionary)
+        is_good = event_sum(record, row[-2]) == row[-1]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise Corrupt(f"{_event_name(row)} cannot be read ({error}); {_RESTORE}") from error
+    if not is_good:
+        raise Corrupt(f"{_event_name(row)} is not as it was written: its checksum differs; {_RESTORE}")
+    return record
+
+
+def event_sum(record: Record, salt: bytes) -> int:
+    """Return the checksum that the row of a record has to have."""
+    return event_checksum(
+        record.event,
+        event_form(record.event),
+        salt,
+        seq=record.seq,
+        batch=record.batch,
+        committed_at_us=record.committed_at_us,
+    )
+
+
+def _event_name(row: tuple[Any, ...]) -> str:
+    return f"event {row[3]!r} (number {row[0]})"
+
+
+_RESTORE: Final = "run verify, then restore it from a backup or a copy"
+
+
+def read_record(row: tuple[Any, ...], dictionary: Dictionary) -> Record:
+    """Return the record in a row of `RECORD_SELECT`, without comparing its checksum."""
     (
         seq, batch, committed_at_us, event_id, kind, ts_us, scope, run, span, parent, thread, agent, name,
         model, role, status, input_, cache_read, cache_write, cache_write_1h, output, reasoning, other,
-        cost_nanos, currency, duration_us, data, body, links,
+        cost_nanos, currency, duration_us, data, body, links, _, _,
     ) = row  # fmt: skip
     usage = None
     if input_ is not None:
@@ -204,7 +248,7 @@ def record_of(row: tuple[Any, ...], dictionary: Dictionary) -> Record:
             run=run,
             span=event_id if span == SAME else span,
             parent=parent,
-            thread=thread_of_scope(scope) if thread == SAME else thread,
+            thread=thread_of_scope(scope or "") if thread == SAME else thread,
             agent=agent,
             name=name,
             model=model,
@@ -246,8 +290,91 @@ def full_body(batch: str, body: str | None) -> Address | None:
 
 
 def ref_of(row: tuple[Any, ...]) -> Ref:
-    """Return the ref in a row of `REF_SELECT` (a deleted one has an empty value)."""
-    name, scope, version, value, links, seq, changed_at_us, *listed = row
+    """Return the ref in a row of `REF_SELECT` (a deleted one has an empty value).
+
+    Raises `Corrupt` if it is not as it was written.
+    """
+    try:
+        ref = read_ref(row)
+        form = ref_row_form(row, ref)
+        is_good = ref_checksum(ref.seq, ref.changed_at_us, row[-2], form) == row[-1]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise Corrupt(f"ref {row[0]!r} cannot be read ({error}); {_RESTORE}") from error
+    if not is_good:
+        raise Corrupt(f"ref {row[0]!r} is not as it was written: its checksum differs; {_RESTORE}")
+    return ref
+
+
+def ref_row_form(row: tuple[Any, ...], ref: Ref) -> bytes:
+    """Return the canonical form of the ref in a row of `REF_SELECT`."""
+    return ref_form(
+        ref.name, ref.scope, ref.version, None if row[3] is None else ref.value, ref.links, ref.listing
+    )
+
+
+def ref_checksum(seq: int, changed_at_us: int, salt: bytes, form: bytes) -> int:
+    """Return the checksum of a ref; ``form`` is its canonical form."""
+    return crc32(f"{seq} {changed_at_us}".encode(), crc32(salt, crc32(form)))
+
+
+def list_checksum(
+    space: int,
+    no: int,
+    list_id: str,
+    scope: str,
+    parent: int | None,
+    start: int,
+    length: int,
+    depth: int,
+    seq: int,
+    salt: bytes,
+) -> int:
+    """Return the checksum of a list, which has the name of its scope and the number of its parent."""
+    return checksum(space, no, list_id, scope, parent, start, length, depth, seq, salt)
+
+
+def item_checksum(space: int, key: int, kind: int | None, frame: bytes | None, address: str | None) -> int:
+    """Return the checksum of an item; that of its bytes is in the header of its frame."""
+    return checksum(space, key, kind, None if frame is None else frame[:HEADER_SIZE], address)
+
+
+def body_checksum(space: int, key: int, scope: str, frame: bytes, salt: bytes) -> int:
+    """Return the checksum of a body; that of its bytes is in the header of its frame."""
+    return checksum(space, key, scope, frame[:HEADER_SIZE], salt)
+
+
+def text_checksum(
+    space: int, no: int, collection: int, name: str, namespace: str, scope: str, source: str, salt: bytes
+) -> int:
+    """Return the checksum of a row of the search index."""
+    return checksum(space, no, collection, name, namespace, scope, source, salt)
+
+
+COMMIT_COLUMNS: Final = (
+    "batch", "no", "first_seq", "last_seq", "committed_at_us", "receipt", "links", "leaves", "digest",
+    "checksum",
+)  # fmt: skip
+
+
+def commit_checksum(row: Sequence[Any]) -> int:
+    """Return the checksums of a commit as one number: of its receipt, and of everything.
+
+    ``row`` has the values of `COMMIT_COLUMNS`.
+    """
+    first = receipt_checksum(*row[:6])
+    return joined(first, checksum(first, *row[6:9]))
+
+
+def receipt_checksum(
+    batch: str, no: int, first_seq: int, last_seq: int, committed_at_us: int, receipt: bytes | None
+) -> int:
+    """Return the checksum of what a receipt is read from."""
+    return checksum(batch, no, first_seq, last_seq, committed_at_us, receipt)
+
+
+def read_ref(row: tuple[Any, ...]) -> Ref:
+    """Return the ref in a row of `REF_SELECT`, without comparing its checksum."""
+    name, scope, version, value, links, seq, changed_at_us, *listed, _, _ = row
     return Ref(
         name=name,
         scope=scope,
@@ -256,7 +383,7 @@ def ref_of(row: tuple[Any, ...]) -> Ref:
         links=split_links(links),
         seq=seq,
         changed_at_us=changed_at_us,
-        listing=None if listed[0] is None else _listing_of(*listed),
+        listing=listing_of(listed),
     )
 
 
@@ -271,9 +398,11 @@ def listing_row(listing: Listing | None, at_us: int) -> tuple[Any, ...]:
 _NOT_LISTED: Final = (None,) * 6
 
 
-def _listing_of(
-    listed_in: str, at_us: int, namespace: str, agent: str | None, status: str | None, thread: str | None
-) -> Listing:
+def listing_of(columns: Sequence[Any]) -> Listing | None:
+    """Return where a ref is listed, from its columns."""
+    listed_in, at_us, namespace, agent, status, thread = columns
+    if listed_in is None:
+        return None
     return Listing(
         list=listed_in, namespace=namespace, at_us=at_us, agent=agent, status=status, thread=thread
     )

@@ -7,14 +7,16 @@ this class keeps it consistent with the rows, inside the commit that changes the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from treering.core.content import Address
 from treering.core.query import check_limit
 from treering.core.records import Hit, SearchResult
 from treering.core.text import query_terms, text_of
 from treering.engines.sql.read import get
+from treering.engines.sql.rows import text_checksum
 from treering.engines.sql.session import query_in_chunks, rows_in_chunks
+from treering.errors import Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,12 +25,28 @@ if TYPE_CHECKING:
     from treering.core.query import SearchQuery
     from treering.engines.sql.commit.write import EncodedBatch
     from treering.engines.sql.objects import Objects
-    from treering.engines.sql.session import Database, Session
+    from treering.engines.sql.session import Database, Row, Session
 
 _PAGE: Final = 500
 _INSERT: Final = (
-    "INSERT INTO text (space, no, collection, name, namespace, scope, source) VALUES (?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO text (space, no, collection, name, namespace, scope, source, salt, checksum) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
+
+
+TEXT_SELECT: Final = (
+    "SELECT t.no, t.collection, t.name, t.namespace, s.name, t.source, t.salt, t.checksum FROM text t "
+    "LEFT JOIN scope s ON s.space = t.space AND s.no = t.scope WHERE t.space = ?"
+)
+
+
+def check_text(space: int, row: Row) -> None:
+    """Raise `Corrupt` if a row of `TEXT_SELECT` is not as it was written."""
+    if text_checksum(space, *row[:7]) != row[7]:
+        raise Corrupt(
+            f"text {row[2]!r} of the search index is not as it was written: its checksum differs; "
+            "run verify, then restore it from a backup or a copy"
+        )
 
 
 class TextIndex:
@@ -42,18 +60,22 @@ class TextIndex:
         texts = encoded.batch.texts
         collections = self._collections(session, space, texts)
         self.remove(session, space, _standing(session, space, collections, texts))
-        kept = [pair for pair in zip(texts, encoded.words, strict=True) if pair[0].source is not None]
-        rows: list[tuple[int, int, int, str, str, int, str]] = []
+        kept = [
+            each
+            for each in zip(texts, encoded.words, encoded.salts.texts, strict=True)
+            if each[0].source is not None
+        ]
+        rows: list[tuple[Any, ...]] = []
         entries: dict[tuple[int, Tokens], list[tuple[int, str, str]]] = {}
-        for no, (text, words) in zip(session.numbers("text", len(kept)), kept, strict=True):
+        for no, (text, words, salt) in zip(session.numbers("text", len(kept)), kept, strict=True):
             assert text.source is not None  # noqa: S101 - chosen so
             if words is None:
                 (content,) = get(session, space, self._objects, [text.source])
                 words = text_of(content)  # noqa: PLW2901 - the words were not in the batch itself
             collection = collections[text.collection]
-            rows.append(
-                (space, no, collection[0], text.name, text.namespace, scopes[text.scope], text.source)
-            )
+            key = (space, no, collection[0], text.name, text.namespace)
+            check = text_checksum(*key, text.scope, text.source, salt)
+            rows.append((*key, scopes[text.scope], text.source, salt, check))
             entries.setdefault(collection, []).append((no, text.namespace, words))
         session.execute_many(_INSERT, rows)
         for (collection, tokens), entry in entries.items():
@@ -71,15 +93,12 @@ class TextIndex:
         if rows and terms:
             collection, tokens = rows[0]
             scored = self.find(session, space, collection, tokens, terms, query)
-        places = {
-            no: (name, namespace, source)
-            for no, name, namespace, source in rows_in_chunks(
-                session,
-                "SELECT no, name, namespace, source FROM text WHERE space = ? AND no IN (@)",
-                (space,),
-                [no for no, _ in scored],
-            )
-        }
+        places: dict[int, tuple[str, str, str]] = {}
+        numbers = [no for no, _ in scored]
+        for row in rows_in_chunks(session, f"{TEXT_SELECT} AND t.no IN (@)", (space,), numbers):
+            check_text(space, row)
+            no, _, name, namespace, _, source, _, _ = row
+            places[no] = name, namespace, source
         hits = [
             Hit(
                 collection=query.collection,

@@ -25,7 +25,7 @@ IN_LIMIT: Final = 512
 
 
 RECEIPTS: Final = """\
-SELECT batch, first_seq, last_seq, committed_at_us, receipt FROM commits
+SELECT batch, no, first_seq, last_seq, committed_at_us, receipt, checksum FROM commits
 WHERE space = ? AND batch IN (@)"""
 """The receipts of batches that are committed already."""
 

@@ -41,15 +41,21 @@ CREATE TABLE commits (
   committed_at_us INTEGER NOT NULL,
   receipt BLOB,
   links TEXT,
+  leaves BLOB NOT NULL,
+  digest BLOB NOT NULL,
+  checksum INTEGER NOT NULL,
   PRIMARY KEY (no),
   CONSTRAINT commits_space_batch_key UNIQUE (space, batch)
 );
+CREATE INDEX commits_seq ON commits (space, last_seq);
 
 CREATE TABLE body (
   space INTEGER NOT NULL,
   "key" INTEGER NOT NULL,
   scope INTEGER NOT NULL,
   frame BLOB NOT NULL,
+  salt BLOB NOT NULL,
+  checksum INTEGER NOT NULL,
   PRIMARY KEY ("key")
 );
 CREATE INDEX body_scope ON body (space, scope);
@@ -85,6 +91,8 @@ CREATE TABLE event (
   data BLOB,
   body TEXT,
   links TEXT,
+  salt BLOB NOT NULL,
+  checksum INTEGER NOT NULL,
   PRIMARY KEY (space, seq, day),
   CONSTRAINT event_space_day_id_key UNIQUE (space, day, id)
 ) WITHOUT ROWID;
@@ -127,6 +135,8 @@ CREATE TABLE list (
   length INTEGER NOT NULL,
   depth INTEGER NOT NULL,
   seq INTEGER NOT NULL,
+  salt BLOB NOT NULL,
+  checksum INTEGER NOT NULL,
   CONSTRAINT list_space_id_key UNIQUE (space, id)
 );
 CREATE INDEX list_parent ON list (space, parent) WHERE parent IS NOT NULL;
@@ -138,6 +148,7 @@ CREATE TABLE item (
   kind SMALLINT,
   frame BLOB,
   address TEXT,
+  checksum INTEGER NOT NULL,
   PRIMARY KEY ("key")
 );
 
@@ -156,6 +167,8 @@ CREATE TABLE ref (
   agent TEXT,
   status TEXT,
   thread TEXT,
+  salt BLOB NOT NULL,
+  checksum INTEGER NOT NULL,
   PRIMARY KEY (space, name)
 ) WITHOUT ROWID;
 CREATE INDEX ref_listed ON ref (space, listed_in, listed_us, name) WHERE listed_in IS NOT NULL;
@@ -217,6 +230,8 @@ CREATE TABLE text (
   namespace TEXT NOT NULL,
   scope INTEGER NOT NULL,
   source TEXT NOT NULL,
+  salt BLOB NOT NULL,
+  checksum INTEGER NOT NULL,
   PRIMARY KEY (no),
   CONSTRAINT text_space_collection_name_key UNIQUE (space, collection, name)
 );
@@ -246,3 +261,4 @@ INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('event', 'event_scope', '10000
 INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('event', 'event_thread', '1000000 200000 200 100 1');
 INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('scope', 'sqlite_autoindex_scope_1', '1000000 200000 1');
 INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('commits', 'sqlite_autoindex_commits_1', '1000000 200000 1');
+INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('commits', 'commits_seq', '1000000 200000 1');

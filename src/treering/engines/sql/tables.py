@@ -48,6 +48,7 @@ SQLITE_STATISTICS: Final = (
     ("event", "event_thread", "1000000 200000 200 100 1"),
     ("scope", "sqlite_autoindex_scope_1", "1000000 200000 1"),
     ("commits", "sqlite_autoindex_commits_1", "1000000 200000 1"),
+    ("commits", "commits_seq", "1000000 200000 1"),
 )
 """Statistics of the journal for SQLite's planner: table, index, rows in all and for each prefix of the key.
 
@@ -102,6 +103,11 @@ def _bytes(name: str, *, null: bool = False) -> Column[bytes]:
     return Column(name, LargeBinary(), nullable=null)
 
 
+def _checksum() -> Column[int]:
+    """See `core.digests`."""
+    return _number("checksum")
+
+
 meta = Table("meta", metadata, Column("key", _Name, primary_key=True), _name("value"))
 
 space = Table(
@@ -149,7 +155,11 @@ commits = Table(
     _number("committed_at_us"),
     _bytes("receipt", null=True),
     _name("links", null=True),
+    _bytes("leaves"),
+    _bytes("digest"),
+    _checksum(),
     UniqueConstraint("space", "batch"),
+    Index("commits_seq", "space", "last_seq"),
     info={_ROWID: "no"},
 )
 
@@ -160,6 +170,8 @@ body = Table(
     Column("key", _Number, primary_key=True, autoincrement=False),
     _number("scope"),
     _bytes("frame"),
+    _bytes("salt"),
+    _checksum(),
     Index("body_scope", "space", "scope"),
     info={_ROWID: "key"},
 )
@@ -197,6 +209,8 @@ event = Table(
     _bytes("data", null=True),
     _name("body", null=True),
     _name("links", null=True),
+    _bytes("salt"),
+    _checksum(),
     UniqueConstraint("space", "day", "id"),
     sqlite_with_rowid=False,
 )
@@ -268,6 +282,8 @@ list_ = Table(
     _number("length"),
     Column("depth", Integer(), nullable=False),
     _number("seq"),
+    _bytes("salt"),
+    _checksum(),
     UniqueConstraint("space", "id"),
     Index("list_scope", "space", "scope"),
     sqlite_autoincrement=True,
@@ -289,6 +305,7 @@ item = Table(
     Column("kind", SmallInteger(), nullable=True),
     _bytes("frame", null=True),
     _name("address", null=True),
+    _checksum(),
     info={_ROWID: "key"},
 )
 
@@ -309,6 +326,8 @@ ref = Table(
     _name("agent", null=True),
     _name("status", null=True),
     _name("thread", null=True),
+    _bytes("salt"),
+    _checksum(),
     Index("ref_scope", "space", "scope"),
     sqlite_with_rowid=False,
 )
@@ -399,6 +418,8 @@ text = Table(
     _name("namespace"),
     _number("scope"),
     _name("source"),
+    _bytes("salt"),
+    _checksum(),
     UniqueConstraint("space", "collection", "name"),
     Index("text_scope", "space", "scope"),
     info={_ROWID: "no"},

@@ -129,11 +129,11 @@ class CommitLog:
             if encoded.batch.texts or encoded.deltas or len(encoded.batch.events) > MAX_EVENTS:
                 return False
         rows = CommitRows(state, accepted, self._database.dictionary)
-        packed = _pack(rows)
+        packed = _pack(rows, state.space, state.commit_numbers[-1])
         if packed is None or rows.rescoped or len(packed) > MAX_BYTES:
             return False
         space, number = state.space, state.commit_numbers[-1]
-        batches = [row[2] for row in rows.commits]
+        batches = [row[1] for row in rows.commits]
         events = [row[3] for row in rows.events]
         days = {row[2] for row in rows.events}
         names = {(space, batch) for batch in batches} | {(space, *row[2:4]) for row in rows.events}
@@ -193,11 +193,13 @@ def flush(session: Session, own: Mapping[int, CommitRows]) -> None:
     spaces: dict[int, CommitRows] = {}
     for slot, no, space in session.rows(_ALL):
         rows = own.get(no)
-        spaces.setdefault(space, CommitRows()).extend(_read(session, slot) if rows is None else rows)
+        spaces.setdefault(space, CommitRows()).extend(
+            _read(session, slot, space, no) if rows is None else rows
+        )
     inserts = _MultiRowInserts(session)
     for space, rows in spaces.items():
         rows.items = pack_item_blocks(rows.items)
-        (_, _, _, _, last_seq, committed_at_us, _, _) = rows.commits[-1]
+        last_seq, committed_at_us = rows.commits[-1][4:6]
         session.execute(
             "UPDATE space SET seq = ?, committed_at_us = ? WHERE no = ?", (last_seq, committed_at_us, space)
         )
@@ -254,13 +256,15 @@ def _marks(count: int) -> str:
     return ", ".join("?" * count)
 
 
-def _pack(rows: CommitRows) -> bytes | None:
+def _pack(rows: CommitRows, space: int, no: int) -> bytes | None:
     """Encode rows as they are stored in a slot, long enough to fill a page.
 
     ``None`` if a value is of a subclass (of ``str``, say), which SQLite takes but MessagePack does not.
     """
     content: list[Any] = [
         _FORMAT,
+        space,
+        no,
         rows.commits,
         rows.runs,
         rows.bodies,
@@ -279,17 +283,22 @@ def _pack(rows: CommitRows) -> bytes | None:
     return b"".join(seal_pieces(packed, compress_from=len(packed) + 1))
 
 
-def _read(session: Session, slot: int) -> CommitRows:
+def _read(session: Session, slot: int, space: int, no: int) -> CommitRows:
     where = f"slot {slot} of the commit log"
     ((packed,),) = session.rows("SELECT rows FROM fresh WHERE slot = ?", (slot,))
     rows = CommitRows()
     try:
-        version, *content = _decode(unseal(packed, where))
+        version, own_space, own_no, *content = _decode(unseal(packed, where))
         rows.commits, rows.runs, rows.bodies, rows.grown, rows.items, rows.refs, rows.events, *_ = content
     except (msgspec.DecodeError, TypeError, ValueError) as error:
         raise Corrupt(f"{where} cannot be read ({error}); restore the store from a backup") from error
     if version != _FORMAT:
         raise Corrupt(f"{where} has format {version}, which this treering cannot read; upgrade it")
+    if (own_space, own_no) != (space, no):
+        raise Corrupt(
+            f"{where} holds commit {own_no} of space {own_space}, but its row says commit {no} of space "
+            f"{space}; restore the store from a backup"
+        )
     return rows
 
 

@@ -10,6 +10,7 @@ import sqlite3
 from hashlib import sha256
 
 from treering.core.content import KIND_NUMBERS, Content, pack_body, seal
+from treering.core.digests import CommitLeaves, encode_leaves
 from treering.engines.sql import schema
 from treering.engines.sql.rows import body_key, item_key, run_key, run_number
 
@@ -25,6 +26,9 @@ JSON, TEXT = KIND_NUMBERS["json"], KIND_NUMBERS["text"]
 SLOT = "s:batch-1:0.0"
 PHRASES = ('{"topic":',)
 """The dictionary of the golden store: \x01 stands for this."""
+
+SALT = bytes(range(16))
+LEAVES = encode_leaves(CommitLeaves(events=2))
 
 _TOKENS = {
     "input_tokens": 412,
@@ -44,25 +48,38 @@ ROWS: dict[str, list[dict]] = {
     ],
     "run": [{"space": 1, "no": run_number("r1"), "name": "r1"}],
     "commits": [
-        {"no": 1, "space": 1, "batch": "batch-1", "first_seq": 1, "last_seq": 2, "committed_at_us": T0 + 5},
-        {"no": 2, "space": 1, "batch": "batch-2", "first_seq": 3, "last_seq": 3, "committed_at_us": T0 + 9},
+        {
+            "no": 1, "space": 1, "batch": "batch-1", "first_seq": 1, "last_seq": 2, "committed_at_us": T0 + 5,
+            "leaves": LEAVES, "digest": bytes(32), "checksum": -1_234_919_571_081_186_462,
+        },
+        {
+            "no": 2, "space": 1, "batch": "batch-2", "first_seq": 3, "last_seq": 3, "committed_at_us": T0 + 9,
+            "leaves": LEAVES, "digest": bytes(32), "checksum": -5_988_145_551_073_385_510,
+        },
     ],
-    "body": [{"space": 1, "key": body_key(1, 0), "scope": 1, "frame": seal(pack_body([MESSAGES[0]]))}],
+    "body": [
+        {
+            "space": 1, "key": body_key(1, 0), "scope": 1, "frame": seal(pack_body([MESSAGES[0]])),
+            "salt": SALT, "checksum": 608_118_787,
+        },
+    ],
     "event": [
         {
             "space": 1, "day": DAY, "id": "e1", "seq": 1, "commit_no": 1, "kind": "message", "ts_us": T0 + 1,
             "scope": 1, "run": run_number("r1"), "thread": "support/alice", "role": "user",
             "data": b'\x01"refund"}', "body": "0.0",
+            "salt": SALT, "checksum": -7_663_471_005_036_974_963,
         },
         {
             "space": 1, "day": DAY, "id": "e2", "seq": 2, "commit_no": 1, "kind": "message", "ts_us": T0 + 2,
             "scope": 7, "run": run_number("r1"), "span": "s1", "thread": "support/alice", "agent": "planner",
             "model": "m-1", "role": "assistant", "status": "ok", **_TOKENS, "cost_nanos": 1_500_000,
             "currency": "EUR", "duration_us": 8_230_000, "links": SLOT,
+            "salt": SALT, "checksum": -707_965_999_829_863_106,
         },
         {
             "space": 1, "day": DAY, "id": "e3", "seq": 3, "commit_no": 2, "kind": "note", "ts_us": T0 + 3,
-            "scope": 7, "links": f"o:{LARGE.name}",
+            "scope": 7, "links": f"o:{LARGE.name}", "salt": SALT, "checksum": 1_785_452_510_190_367_750,
         },
     ],
     "object": [
@@ -75,26 +92,36 @@ ROWS: dict[str, list[dict]] = {
     "list": [
         {
             "no": 1, "space": 1, "id": "list-1", "scope": 1, "parent": None, "start": 0, "length": 2,
-            "depth": 0, "seq": 2,
+            "depth": 0, "seq": 2, "salt": SALT, "checksum": 3_023_891_905,
         },
         {
             "no": 2, "space": 1, "id": "list-2", "scope": 1, "parent": 1, "start": 1, "length": 2,
-            "depth": 1, "seq": 3,
+            "depth": 1, "seq": 3, "salt": SALT, "checksum": 2_410_233_326,
         },
     ],
     "item": [
-        {"space": 1, "key": item_key(1, 0), "kind": None, "frame": None, "address": SLOT},
-        {"space": 1, "key": item_key(1, 1), "kind": JSON, "frame": seal(MESSAGES[1].data), "address": None},
-        {"space": 1, "key": item_key(2, 1), "kind": JSON, "frame": seal(b'"another end"'), "address": None},
+        {
+            "space": 1, "key": item_key(1, 0), "kind": None, "frame": None, "address": SLOT,
+            "checksum": 895_810_371,
+        },
+        {
+            "space": 1, "key": item_key(1, 1), "kind": JSON, "frame": seal(MESSAGES[1].data), "address": None,
+            "checksum": 952_961_101,
+        },
+        {
+            "space": 1, "key": item_key(2, 1), "kind": JSON, "frame": seal(b'"another end"'), "address": None,
+            "checksum": 4_161_669_335,
+        },
     ],
     "ref": [
         {
             "space": 1, "name": "thread/support/alice", "scope": 1, "version": 2,
             "value": b'{"length":2}', "links": "l:list-1", "seq": 2, "changed_at_us": T0 + 5,
+            "salt": SALT, "checksum": 964_409_917,
         },
         {
             "space": 1, "name": "gone", "scope": 1, "version": 5, "value": None, "links": None, "seq": 3,
-            "changed_at_us": T0 + 9,
+            "changed_at_us": T0 + 9, "salt": SALT, "checksum": 3_930_163_352,
         },
     ],
     "lease": [{"space": 1, "name": "sweep", "holder": "host-1", "token": 4, "expires_at_us": T0}],
@@ -109,7 +136,7 @@ ROWS: dict[str, list[dict]] = {
     "text": [
         {
             "space": 1, "no": 1, "collection": 1, "name": "e1", "namespace": "alice", "scope": 1,
-            "source": SLOT,
+            "source": SLOT, "salt": SALT, "checksum": 2_904_922_865,
         },
     ],
 }  # fmt: skip

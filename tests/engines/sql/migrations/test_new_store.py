@@ -187,7 +187,8 @@ def test_numbers_that_other_rows_hold_are_never_given_twice(tmp_path):
             "space": "(name, seq, committed_at_us, created_at_us) VALUES ('a', 0, 0, 0)",
             "scope": "(space, name) VALUES (1, 'a')",
             "pack": "(space, name, size, created_at_us) VALUES (1, 'a', 0, 0)",
-            "list": "(space, id, scope, start, length, depth, seq) VALUES (1, 'a', 1, 0, 0, 0, 1)",
+            "list": "(space, id, scope, start, length, depth, seq, salt, checksum) "
+            "VALUES (1, 'a', 1, 0, 0, 0, 1, x'00', 0)",
             "collection": "(space, name, tokens) VALUES (1, 'a', 'words')",
         }.items():
             numbers = []

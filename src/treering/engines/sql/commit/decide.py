@@ -30,13 +30,16 @@ and dropped when the counters change, so within a space a later commit always ha
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 from treering.core.batch import ABSENT, ANY, Add, Delete, Receipt, Set
 from treering.core.content import list_address
+from treering.core.digests import first_of
 from treering.core.records import MAX_LIST_DEPTH
+from treering.engines.sql.rows import REF_SELECT, list_checksum, receipt_checksum, ref_of
 from treering.engines.sql.session import query_in_chunks
 from treering.errors import (
     Conflict,
@@ -51,7 +54,7 @@ from treering.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Container, Generator, Iterable, Sequence
 
     from treering.core.batch import Append, Batch, RefChange
     from treering.engines.sql.commit.write import Dependencies, EncodedBatch
@@ -95,6 +98,8 @@ def decide(state: CommitState, encoded: EncodedBatch) -> AcceptedBatch | Receipt
     Raises the error that the batch has to be rejected with.
     """
     batch = encoded.batch
+    if state.damages:
+        _refuse_damaged(state, batch)
     repeated = state.receipts.get(batch.id)
     if repeated is not None:
         return repeated
@@ -102,8 +107,18 @@ def decide(state: CommitState, encoded: EncodedBatch) -> AcceptedBatch | Receipt
         _check_fences(state, batch)
     _check_addresses(state, encoded)
     refs = [(change, _move(state, change)) for change in batch.refs]
-    appends = _append(state, batch) if batch.lists else []
+    appends = _append(state, encoded) if batch.lists else []
     return _apply(state, encoded, refs, appends)
+
+
+def _refuse_damaged(state: CommitState, batch: Batch) -> None:
+    """Refuse what would be decided on a damaged row, or would replace it by one that looks sound."""
+    rows = [("commit", batch.id)]
+    rows += [("ref", change.name) for change in batch.refs]
+    rows += [("list", append.list) for append in batch.lists]
+    for row in rows:
+        if row in state.damages:
+            raise state.damages[row]
 
 
 def _check_fences(state: CommitState, batch: Batch) -> None:
@@ -151,17 +166,17 @@ def _move(state: CommitState, change: RefChange) -> RefState:
     return RefState(version + 1, b"%d" % move.total(change.name, value), scope)
 
 
-def _append(state: CommitState, batch: Batch) -> list[tuple[Append, ListState]]:
+def _append(state: CommitState, encoded: EncodedBatch) -> list[tuple[Append, ListState]]:
     """Return the state of each list that the batch appends to, after the append."""
     appends: list[tuple[Append, ListState]] = []
     appended: dict[str, ListState] = {}
-    for append in batch.lists:
+    for append, salt in zip(encoded.batch.lists, encoded.salts.lists, strict=True):
         parent = None
         if append.parent is not None:
             parent = appended.get(append.parent) or state.lists.get(append.parent)
         target = appended.get(append.list) or state.lists.get(append.list)
         if target is None:
-            target = _create_list(state, append, parent)
+            target = _create_list(state, append, parent, salt)
         elif target.length != append.at:
             raise ListMoved(
                 f"list {append.list!r} has {target.length} items, expected {append.at}; "
@@ -177,20 +192,20 @@ def _append(state: CommitState, batch: Batch) -> list[tuple[Append, ListState]]:
     return appends
 
 
-def _create_list(state: CommitState, append: Append, parent: ListState | None) -> ListState:
+def _create_list(state: CommitState, append: Append, parent: ListState | None, salt: bytes) -> ListState:
     no = state.list_numbers[append.list]
     scope = _scope_number(state, append.scope)
     if append.parent is None:
         if append.at:
             raise Conflict(f"list {append.list!r} does not exist, so it has no position {append.at}")
-        return ListState(no, scope, None, 0, 0, 0)
+        return ListState(no, scope, None, 0, 0, 0, salt)
     if parent is None:
         raise NotFound(f"list {append.list!r} names the parent {append.parent!r}, which does not exist")
     if parent.length < append.at:
         raise Conflict(f"list {append.parent!r} has {parent.length} items; cannot branch off at {append.at}")
     if parent.depth >= MAX_LIST_DEPTH:
         raise InvalidInput(f"list {append.parent!r} is {parent.depth} parents deep; flatten it first")
-    return ListState(no, scope, parent.no, append.at, append.at, parent.depth + 1)
+    return ListState(no, scope, parent.no, append.at, append.at, parent.depth + 1, salt)
 
 
 def _scope_number(state: CommitState, scope: str) -> int:
@@ -261,19 +276,22 @@ class RefState:
 class ListState:
     """A list as the decision sees it."""
 
-    __slots__ = ("depth", "length", "no", "parent", "scope", "start")
+    __slots__ = ("depth", "length", "no", "parent", "salt", "scope", "start")
 
-    def __init__(self, no: int, scope: int, parent: int | None, start: int, length: int, depth: int) -> None:
+    def __init__(
+        self, no: int, scope: int, parent: int | None, start: int, length: int, depth: int, salt: bytes
+    ) -> None:
         self.no = no
         self.scope = scope
         self.parent = parent
         self.start = start
         self.length = length
         self.depth = depth
+        self.salt = salt
 
     def with_length(self, length: int) -> ListState:
         """Return the same list with another length."""
-        return ListState(self.no, self.scope, self.parent, self.start, length, self.depth)
+        return ListState(self.no, self.scope, self.parent, self.start, length, self.depth, self.salt)
 
 
 class CommitState:
@@ -283,6 +301,7 @@ class CommitState:
         "bodies",
         "commit_numbers",
         "committed_at_us",
+        "damages",
         "expected_counters",
         "list_numbers",
         "lists",
@@ -306,6 +325,8 @@ class CommitState:
         self.expected_counters: tuple[int, int, int] | None = None
         """The counters that the write has to find, if they were taken from the cache and not read."""
         self.receipts: dict[str, Receipt] = {}
+        self.damages: dict[tuple[str, str], Corrupt] = {}
+        """Rows that were read and are not as they were written, by table and name."""
         self.scopes: dict[str, int] = {}
         self.refs: dict[str, RefState] = {}
         self.lists: dict[str, ListState] = {}
@@ -512,12 +533,17 @@ def read_state(
     if not cache.counters_first:
         cache.validate(state.seq, state.committed_at_us, removals)
     for row in receipts:
-        state.receipts[row[0]] = unpack_receipt(*row)
+        with _noted(state, "commit", row[0]):
+            state.receipts[row[0]] = receipt_of(row)
     state.scopes.update(scopes)
-    for name, version, value, scope in refs:
-        state.refs[name] = RefState(version, None if value is None else bytes(value), scope)
-    for list_id, *columns in lists:
-        state.lists[list_id] = ListState(*columns)
+    for scope, *row in refs:
+        with _noted(state, "ref", row[0]):
+            ref = ref_of(tuple(row))
+            state.refs[ref.name] = RefState(ref.version, None if row[3] is None else ref.value, scope)
+    for list_id, *columns, scope, seq, check in lists:
+        state.lists[list_id] = found = ListState(*columns)
+        with _noted(state, "list", list_id):
+            check_list(space, list_id, found, scope, seq, check)
     for name, token, expires in leases:
         if expires > now_us:
             state.tokens[name] = token
@@ -530,6 +556,31 @@ def read_state(
     if len(state.lists) < len(dependencies.lists):
         state.list_numbers = _number_new(session, "list", dependencies.lists, state.lists)
     return state
+
+
+@contextmanager
+def _noted(state: CommitState, table: str, name: str) -> Generator[None]:
+    """Note a damaged row, so that only the batches that need it are rejected."""
+    try:
+        yield
+    except Corrupt as error:
+        state.damages[table, name] = error
+
+
+def check_list(space: int, list_id: str, found: ListState, scope: str, seq: int, check: int) -> None:
+    """Raise `Corrupt` if the row of a list is not as it was written."""
+    try:
+        is_good = check == list_checksum(
+            space, found.no, list_id, scope, found.parent, found.start, found.length, found.depth, seq,
+            found.salt,
+        )  # fmt: skip
+    except (TypeError, ValueError):
+        is_good = False
+    if not is_good:
+        raise Corrupt(
+            f"list {list_id!r} is not as it was written: its checksum differs; "
+            "run verify, then restore it from a backup or a copy"
+        )
 
 
 Cached = TypeVar("Cached")
@@ -554,6 +605,22 @@ def _query(session: Session, sql: str, space: int, values: Iterable[Any]) -> Ite
 def _number_new(session: Session, table: str, names: Iterable[str], known: Container[str]) -> dict[str, int]:
     new = [name for name in names if name not in known]
     return dict(zip(new, session.numbers(table, len(new)), strict=True))
+
+
+def receipt_of(row: Sequence[Any]) -> Receipt:
+    """Return the receipt in a row of `RECEIPTS`, or raise `Corrupt` if it is not as it was written."""
+    *values, check = row
+    try:
+        is_good = first_of(check) == receipt_checksum(*values)
+    except (TypeError, ValueError):
+        is_good = False
+    if not is_good:
+        raise Corrupt(
+            f"commit {values[0]!r} is not as it was written: its checksum differs; "
+            "run verify, then restore it from a backup or a copy"
+        )
+    batch, _, *rest = values
+    return unpack_receipt(batch, *rest)
 
 
 class _StoredReceipt(msgspec.Struct, array_like=True):
@@ -597,8 +664,11 @@ _ADVANCE_IF: Final = (
 )
 """Divides by zero, which ends the transaction, unless the counters are as expected."""
 _SCOPES: Final = "SELECT name, no FROM scope WHERE space = ? AND name IN (@)"
-_REFS: Final = "SELECT name, version, value, scope FROM ref WHERE space = ? AND name IN (@)"
-_LISTS: Final = "SELECT id, no, scope, parent, start, length, depth FROM list WHERE space = ? AND id IN (@)"
+_REFS: Final = REF_SELECT.replace("SELECT", "SELECT r.scope,", 1) + " WHERE r.space = ? AND r.name IN (@)"
+_LISTS: Final = (
+    "SELECT l.id, l.no, l.scope, l.parent, l.start, l.length, l.depth, l.salt, s.name, l.seq, l.checksum "
+    "FROM list l LEFT JOIN scope s ON s.space = l.space AND s.no = l.scope WHERE l.space = ? AND l.id IN (@)"
+)
 _LEASES: Final = "SELECT name, token, expires_at_us FROM lease WHERE space = ? AND name IN (@)"
 _OBJECTS: Final = "SELECT name FROM object WHERE space = ? AND name IN (@)"
 _BODIES: Final = (

@@ -13,7 +13,7 @@ is not, the roll-ups and the receipt are corrected before the transaction ends.
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import repeat
+from itertools import islice, repeat
 from operator import is_not, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -29,29 +29,54 @@ from treering.core.content import (
     parse_address,
     seal,
 )
+from treering.core.digests import (
+    AppendLeaf,
+    CommitLeaves,
+    append_form,
+    body_form,
+    decode_leaves,
+    encode_leaves,
+    event_form,
+    items_hash,
+    leaf,
+    list_tag,
+    merkle_root,
+    new_salts,
+    ref_form,
+    text_form,
+)
+from treering.core.records import CommitRow
 from treering.core.rollups import deltas, merge
 from treering.core.text import text_of
-from treering.engines.sql.commit.decide import pack_receipt
+from treering.engines.sql.commit.decide import pack_receipt, receipt_of
 from treering.engines.sql.rollups import add_to_rollups
 from treering.engines.sql.rows import (
+    COMMIT_COLUMNS,
     EVENT_COLUMNS,
     LISTING_COLUMNS,
     RUN,
+    body_checksum,
     body_key,
+    commit_checksum,
     event_row,
+    item_checksum,
     item_key,
+    list_checksum,
+    listing_of,
     listing_row,
+    ref_checksum,
     run_rows,
 )
 from treering.engines.sql.session import rows_in_chunks
+from treering.errors import Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from treering.core.batch import Batch, Event, Receipt
+    from treering.core.batch import Append, Batch, Event, Receipt, RefChange
     from treering.core.content import Address, Content, ParsedAddress
     from treering.core.rollups import Measures, RollupKey
-    from treering.engines.sql.commit.decide import AcceptedBatch, CommitState, ListState
+    from treering.engines.sql.commit.decide import AcceptedBatch, CommitState, ListState, RefState
     from treering.engines.sql.rows import Dictionary
     from treering.engines.sql.search import TextIndex
     from treering.engines.sql.session import Executor, Session
@@ -151,10 +176,36 @@ class EncodedBatch(NamedTuple):
     deltas: dict[RollupKey, Measures]
     item_links: str | None
     """What its list items and texts link to, so that a concurrent mark finds it by the commit."""
+    salts: Salts
+    events: list[bytes]
+    """The canonical form of each event."""
+    events_root: bytes
+    body_leaves: tuple[bytes, ...]
+    appended: list[bytes]
+    """The hash of the items of each append."""
+    text_leaves: tuple[bytes, ...]
 
 
-def encode_batch(batch: Batch) -> EncodedBatch:
-    """Validate a batch and encode its content."""
+class Salts(NamedTuple):
+    """The random salts of a batch's rows (see `core.digests`)."""
+
+    events: list[bytes]
+    bodies: list[bytes]
+    lists: list[bytes]
+    """One for each append, used if it creates its list."""
+    refs: list[bytes]
+    texts: list[bytes]
+
+
+def draw_salts(batch: Batch) -> Salts:
+    """Draw the salts of a new batch."""
+    counts = [len(rows) for rows in (batch.events, batch.parts, batch.lists, batch.refs, batch.texts)]
+    drawn = iter(new_salts(sum(counts)))
+    return Salts(*(list(islice(drawn, count)) for count in counts))
+
+
+def encode_batch(batch: Batch, salts: Salts | None = None) -> EncodedBatch:
+    """Validate a batch and encode its content. Salts are given for rows that had them before."""
     dependencies = dependencies_of(batch, validate_batch(batch))
     links: list[Address] = []
     items: list[list[EncodedItem]] = []
@@ -174,6 +225,8 @@ def encode_batch(batch: Batch) -> EncodedBatch:
         words.append(_words(batch, text.source))
         if text.source is not None:
             links.append(text.source)
+    salts = salts or draw_salts(batch)
+    forms = [event_form(event) for event in batch.events]
     return EncodedBatch(
         batch,
         dependencies,
@@ -188,6 +241,17 @@ def encode_batch(batch: Batch) -> EncodedBatch:
         words,
         deltas(batch.events),
         "\n".join(links) if links else None,
+        salts,
+        forms,
+        merkle_root([leaf("event", salt, form) for salt, form in zip(salts.events, forms, strict=True)]),
+        tuple(
+            leaf("body", salt, body_form(number, part.scope, part.slots))
+            for number, (part, salt) in enumerate(zip(batch.parts, salts.bodies, strict=True))
+        ),
+        [items_hash(append.items) for append in batch.lists],
+        tuple(
+            leaf("text", salt, text_form(text)) for text, salt in zip(batch.texts, salts.texts, strict=True)
+        ),
     )
 
 
@@ -226,7 +290,7 @@ def write_group(
     rows.write(session)
     receipts, totals = [each.receipt for each in accepted], _total_deltas(accepted)
     if rows.events and not _insert_events(session, rows.events, assume_new=assume_new):
-        receipts, totals = _recount(session, state, accepted)
+        receipts, totals = _recount(session, state, accepted, rows.commits)
     if totals:
         add_to_rollups(session, state.space, totals)
     for each in accepted:
@@ -277,49 +341,106 @@ class CommitRows:
         encoded, receipt = each.encoded, each.receipt
         space, scopes, batch = state.space, state.scopes, encoded.batch
         first_seq, last_seq, at_us = receipt.first_seq, receipt.last_seq, receipt.committed_at_us
-        stored = pack_receipt(receipt.versions, receipt.sums, receipt.new_events)
-        self.commits.append(
-            (space, commit_no, batch.id, first_seq, last_seq, at_us, stored, encoded.item_links)
-        )
-        if batch.parts:
-            for number, (part, frame) in enumerate(zip(batch.parts, encoded.bodies, strict=True)):
-                self.bodies.append((space, body_key(commit_no, number), scopes[part.scope], frame))
+        salts = encoded.salts
+        for number, part in enumerate(batch.parts):
+            key, frame, salt = body_key(commit_no, number), encoded.bodies[number], salts.bodies[number]
+            check = body_checksum(space, key, part.scope, frame, salt)
+            self.bodies.append((space, key, scopes[part.scope], frame, salt, check))
         if encoded.objects:
             until_us = state.now_us + STAGE_SECONDS * 1_000_000
             for name, kind, size, frame in encoded.objects:
                 self.objects.append((space, name, kind, size, at_us, until_us, frame))
         if batch.events:
-            own_slots = f"s:{batch.id}:"
-            for seq, event in enumerate(batch.events, first_seq):
+            batch_id = batch.id
+            for seq, event, salt, form in zip(
+                range(first_seq, last_seq + 1), batch.events, salts.events, encoded.events, strict=True
+            ):
                 row = event_row(
                     event,
                     space=space,
                     scope=scopes[event.scope],
                     seq=seq,
                     commit_no=commit_no,
-                    own_slots=own_slots,
+                    batch=batch_id,
+                    committed_at_us=at_us,
+                    salt=salt,
+                    form=form,
                     dictionary=dictionary,
                 )
                 self.events.append(row)
             self.runs.update({row[2]: row for row in run_rows(space, [event.run for event in batch.events])})
-        for change, ref in each.refs:
-            name, scope, move = change.name, scopes[change.scope], change.change
-            links = "\n".join(move.links) if isinstance(move, Set) and move.links else None
-            if ref.scope is not None and (ref.scope != scope or name in self.rescoped):
-                self.rescoped[name] = (scope, space, name)
-            ref.scope = scope
-            listed = listing_row(move.listing if isinstance(move, Set) else None, at_us)
-            self.refs[name] = (space, name, scope, ref.version, ref.value, links, last_seq, at_us, *listed)
-        for (append, target), items in zip(each.appends, encoded.items, strict=True):
-            if append.list in state.list_numbers:
-                row = _list_row(space, append.list, scopes[append.scope], target, last_seq)
-                self.lists[append.list] = row
-            else:
-                self.grown[append.list] = (target.length, last_seq, space, target.no)
-            key = item_key(target.no, append.at)
-            for kind, frame, address in items:
-                self.items.append((space, key, kind, frame, address))
-                key += 1
+        ref_leaves = [
+            self._add_ref(state, change, ref, salt, seq=last_seq, at_us=at_us)
+            for (change, ref), salt in zip(each.refs, salts.refs, strict=True)
+        ]
+        append_leaves = [
+            self._add_append(state, append, target, items, hashed, seq=last_seq)
+            for (append, target), items, hashed in zip(
+                each.appends, encoded.items, encoded.appended, strict=True
+            )
+        ]
+        leaves = CommitLeaves(
+            events=receipt.new_events,
+            bodies=encoded.body_leaves,
+            appends=tuple(append_leaves),
+            refs=tuple(ref_leaves),
+            texts=encoded.text_leaves,
+        )
+        digest = leaves.digest(batch.id, encoded.events_root)
+        self.commits.append(commit_row(space, commit_no, receipt, encoded.item_links, leaves, digest))
+
+    def _add_ref(
+        self, state: CommitState, change: RefChange, ref: RefState, salt: bytes, *, seq: int, at_us: int
+    ) -> bytes:
+        """Add the row of a ref, and return its leaf."""
+        space, name, scope, move = state.space, change.name, state.scopes[change.scope], change.change
+        is_set = isinstance(move, Set)
+        links = move.links if is_set else ()
+        if ref.scope is not None and (ref.scope != scope or name in self.rescoped):
+            self.rescoped[name] = (scope, space, name)
+        ref.scope = scope
+        listed = listing_row(move.listing if is_set else None, at_us)
+        form = ref_form(name, change.scope, ref.version, ref.value, links, listing_of(listed))
+        check = ref_checksum(seq, at_us, salt, form)
+        joined = "\n".join(links) if links else None
+        self.refs[name] = (
+            space, name, scope, ref.version, ref.value, joined, seq, at_us, *listed, salt, check
+        )  # fmt: skip
+        return leaf("ref", salt, form)
+
+    def _add_append(
+        self,
+        state: CommitState,
+        append: Append,
+        target: ListState,
+        items: list[EncodedItem],
+        hashed: bytes,
+        *,
+        seq: int,
+    ) -> AppendLeaf:
+        """Add the rows of an append, and return its leaf."""
+        space, list_id, salt = state.space, append.list, target.salt
+        check = list_checksum(
+            space, target.no, list_id, append.scope, target.parent, target.start, target.length,
+            target.depth, seq, salt,
+        )  # fmt: skip
+        is_new = list_id in state.list_numbers
+        if is_new:
+            self.lists[list_id] = (
+                space, target.no, list_id, state.scopes[append.scope], target.parent, target.start,
+                target.length, target.depth, seq, salt, check,
+            )  # fmt: skip
+        else:
+            self.grown[list_id] = (target.length, seq, check, space, target.no)
+        key = item_key(target.no, append.at)
+        for kind, frame, address in items:
+            self.items.append(
+                (space, key, kind, frame, address, item_checksum(space, key, kind, frame, address))
+            )
+            key += 1
+        parent = append.parent if append.at == target.start else None
+        form = append_form(list_id, append.scope, parent, append.at, len(items), hashed)
+        return AppendLeaf(list_tag(list_id, salt), append.at, len(items), leaf("append", salt, form))
 
     def extend(self, later: CommitRows) -> None:
         """Add the rows of later commits to the same space, except for their objects."""
@@ -333,7 +454,7 @@ class CommitRows:
 
     def write(self, session: Executor) -> None:
         """Write everything except the events."""
-        session.execute_many(_COMMIT, self.commits)
+        session.execute_many(INSERT_COMMIT, self.commits)
         if self.runs:
             session.execute_many(RUN, list(self.runs.values()))
         self.write_objects(session)
@@ -412,8 +533,22 @@ def _event_shape(shape: tuple[bool, ...]) -> tuple[tuple[str, ...], Callable[[tu
     return tuple(EVENT_COLUMNS[number] for number in numbers), itemgetter(*numbers)
 
 
-def _list_row(space: int, list_id: str, scope: int, state: ListState, seq: int) -> tuple[Any, ...]:
-    return (space, state.no, list_id, scope, state.parent, state.start, state.length, state.depth, seq)
+def commit_row(
+    space: int, no: int, receipt: Receipt, links: str | None, leaves: CommitLeaves, digest: bytes
+) -> tuple[Any, ...]:
+    """Return the row of a commit: its space, then `COMMIT_COLUMNS`."""
+    values = (
+        receipt.batch,
+        no,
+        receipt.first_seq,
+        receipt.last_seq,
+        receipt.committed_at_us,
+        pack_receipt(receipt.versions, receipt.sums, receipt.new_events),
+        links,
+        encode_leaves(leaves),
+        digest,
+    )
+    return (space, *values, commit_checksum(values))
 
 
 def _total_deltas(accepted: Sequence[AcceptedBatch]) -> dict[RollupKey, Measures]:
@@ -426,7 +561,7 @@ def _total_deltas(accepted: Sequence[AcceptedBatch]) -> dict[RollupKey, Measures
 
 
 def _recount(
-    session: Session, state: CommitState, accepted: Sequence[AcceptedBatch]
+    session: Session, state: CommitState, accepted: Sequence[AcceptedBatch], rows: Sequence[Sequence[Any]]
 ) -> tuple[list[Receipt], dict[RollupKey, Measures]]:
     """Correct the receipts of a group in which some events existed already; return them and the totals."""
     numbers = [
@@ -438,17 +573,46 @@ def _recount(
     written = {seq for (seq,) in rows_in_chunks(session, sql, (state.space,), numbers)}
     receipts: list[Receipt] = []
     all_new: list[Event] = []
-    for each, commit_no in zip(accepted, state.commit_numbers, strict=False):
-        receipt = each.receipt
-        events = enumerate(each.encoded.batch.events, receipt.first_seq)
-        new = [event for seq, event in events if seq in written]
-        all_new += new
-        if len(new) != receipt.new_events:
-            receipt = msgspec.structs.replace(receipt, new_events=len(new))
-            stored = pack_receipt(receipt.versions, receipt.sums, receipt.new_events)
-            session.run(_RECEIPT, (stored, state.space, commit_no))
+    for each, row in zip(accepted, rows, strict=True):
+        receipt, encoded = each.receipt, each.encoded
+        at = [
+            place for place in range(len(encoded.events)) if receipt.first_seq + place in written
+        ]  # among the events of the batch
+        all_new += [encoded.batch.events[place] for place in at]
+        if len(at) != receipt.new_events:
+            receipt = msgspec.structs.replace(receipt, new_events=len(at))
+            leaves = decode_leaves(row[8], f"commit {receipt.batch!r}")
+            leaves = msgspec.structs.replace(leaves, events=len(at))
+            salts, forms = encoded.salts.events, encoded.events
+            root = merkle_root([leaf("event", salts[place], forms[place]) for place in at])
+            digest = leaves.digest(receipt.batch, root)
+            replace_commit(
+                session, commit_row(state.space, row[2], receipt, encoded.item_links, leaves, digest)
+            )
         receipts.append(receipt)
     return receipts, deltas(all_new)
+
+
+def commit_of(row: Sequence[Any]) -> CommitRow:
+    """Return the commit in a row of `COMMIT_COLUMNS`, or raise `Corrupt` if it is not as it was written."""
+    receipt = receipt_of((*row[:6], row[9]))
+    where = f"commit {receipt.batch!r}"
+    try:
+        is_good = commit_checksum(row) == row[9]
+    except (TypeError, ValueError):
+        is_good = False
+    if not is_good:
+        raise Corrupt(
+            f"{where} is not as it was written: its checksum differs; "
+            "run verify, then restore it from a backup or a copy"
+        )
+    return CommitRow(receipt=receipt, leaves=decode_leaves(row[7], where), digest=bytes(row[8]))
+
+
+def replace_commit(session: Executor, row: Sequence[Any]) -> None:
+    """Write the row of a commit again: its space, then `COMMIT_COLUMNS`. Its id and number stay."""
+    space, _, no, *values = row
+    session.execute(_REPLACE_COMMIT, (*values, space, no))
 
 
 def _insert(table: str, columns: Sequence[str], tail: str = "") -> str:
@@ -461,11 +625,11 @@ def _event_sql(columns: tuple[str, ...], tail: str) -> str:
 
 
 _SCOPE: Final = _insert("scope", ("space", "no", "name"))
-_COMMIT: Final = _insert(
-    "commits", ("space", "no", "batch", "first_seq", "last_seq", "committed_at_us", "receipt", "links")
+INSERT_COMMIT: Final = _insert("commits", ("space", *COMMIT_COLUMNS))
+_REPLACE_COMMIT: Final = (
+    f"UPDATE commits SET {', '.join(f'{name} = ?' for name in COMMIT_COLUMNS[2:])} WHERE space = ? AND no = ?"
 )
-_RECEIPT: Final = "UPDATE commits SET receipt = ? WHERE space = ? AND no = ?"
-_BODY: Final = _insert("body", ("space", "key", "scope", "frame"))
+_BODY: Final = _insert("body", ("space", "key", "scope", "frame", "salt", "checksum"))
 _OBJECT: Final = _insert(
     "object",
     ("space", "name", "kind", "size", "stored_at_us", "staged_until_us", "frame"),
@@ -473,15 +637,30 @@ _OBJECT: Final = _insert(
 )
 _REF: Final = _insert(
     "ref",
-    ("space", "name", "scope", "version", "value", "links", "seq", "changed_at_us", *LISTING_COLUMNS),
+    (
+        "space",
+        "name",
+        "scope",
+        "version",
+        "value",
+        "links",
+        "seq",
+        "changed_at_us",
+        *LISTING_COLUMNS,
+        "salt",
+        "checksum",
+    ),
     "ON CONFLICT (space, name) DO UPDATE SET version = excluded.version, "
     "value = excluded.value, links = excluded.links, seq = excluded.seq, "
     "changed_at_us = excluded.changed_at_us, "
-    + ", ".join(f"{name} = excluded.{name}" for name in LISTING_COLUMNS),
+    + ", ".join(f"{name} = excluded.{name}" for name in (*LISTING_COLUMNS, "salt", "checksum")),
 )
 _RESCOPED: Final = "UPDATE ref SET scope = ? WHERE space = ? AND name = ?"
 """Separate from `_REF`, so that a ref which stays in its scope leaves the index of scopes alone."""
-_LIST: Final = _insert("list", ("space", "no", "id", "scope", "parent", "start", "length", "depth", "seq"))
-_GROWN: Final = "UPDATE list SET length = ?, seq = ? WHERE space = ? AND no = ?"
-_ITEM: Final = _insert("item", ("space", "key", "kind", "frame", "address"))
+_LIST: Final = _insert(
+    "list",
+    ("space", "no", "id", "scope", "parent", "start", "length", "depth", "seq", "salt", "checksum"),
+)
+_GROWN: Final = "UPDATE list SET length = ?, seq = ?, checksum = ? WHERE space = ? AND no = ?"
+_ITEM: Final = _insert("item", ("space", "key", "kind", "frame", "address", "checksum"))
 _NOTHING: Final = repeat(None)

@@ -22,17 +22,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from treering.core.content import KIND_NUMBERS, slot_address
+from treering.core.digests import event_form, leaf
 from treering.core.failpoints import declare, hit
 from treering.core.query import forks_depend_on_it, ref_exists_again
 from treering.core.records import Erased
 from treering.core.rollups import MEASURES, deltas
-from treering.engines.sql.commit.decide import invalidate_caches, pack_receipt, unpack_receipt
+from treering.engines.sql.commit.decide import invalidate_caches, unpack_receipt
+from treering.engines.sql.commit.write import commit_of, commit_row, replace_commit
 from treering.engines.sql.gc.mark import PAGE, Mark, Walk, slot_key
 from treering.engines.sql.gc.sweep import SLICE, DeletionLog, drop_unused_runs, drop_unused_scopes
 from treering.engines.sql.objects import ORPHAN_SECONDS
 from treering.engines.sql.read import body_part
 from treering.engines.sql.rollups import add_to_rollups, stored_key
-from treering.engines.sql.rows import RECORD_SELECT, record_of
+from treering.engines.sql.rows import COMMIT_COLUMNS, RECORD_SELECT, read_record
 from treering.engines.sql.session import rows_in_chunks
 from treering.engines.sql.spill import SpillDatabase, SpillSet
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
     from treering.core.batch import Event
     from treering.core.query import Erasure
+    from treering.core.records import Record
     from treering.engines.sql.objects import Objects
     from treering.engines.sql.search import TextIndex
     from treering.engines.sql.session import Database, Row, Session
@@ -221,8 +224,10 @@ class RowDeletion:
             rows = list(rows_in_chunks(session, sql, (self._space,), named))
             if not rows:
                 return self._some_events(session, limit)
-        records = [record_of(row, session.dictionary) for row in rows]
+        # Not compared with their checksums: what is damaged can be erased as well.
+        records = [read_record(row, session.dictionary) for row in rows]
         if records:
+            self._keep_leaves(session, rows, records)
             session.run_many(
                 "DELETE FROM event WHERE space = ? AND seq = ?",
                 [(self._space, record.seq) for record in records],
@@ -231,6 +236,23 @@ class RowDeletion:
             self.events += len(records)
             self.bytes += sum(len(record.event.data or b"") for record in records)
         return len(records)
+
+    def _keep_leaves(self, session: Session, rows: list[Row], records: list[Record]) -> None:
+        """Keep the leaves of erased events with their commits, so that the digests stay as they are."""
+        by_batch: dict[str, dict[int, bytes]] = {}
+        for row, record in zip(rows, records, strict=True):
+            erased = leaf("event", row[-2], event_form(record.event))
+            by_batch.setdefault(record.batch, {})[record.seq] = erased
+        sql = f"{_COMMITS} AND batch IN (@)"
+        for row in rows_in_chunks(session, sql, (self._space,), list(by_batch)):
+            commit = commit_of(row)
+            first_seq = commit.receipt.first_seq
+            erased = {seq - first_seq: each for seq, each in by_batch[commit.receipt.batch].items()}
+            leaves = msgspec.structs.replace(commit.leaves, erased=commit.leaves.erased | erased)
+            replace_commit(
+                session,
+                commit_row(self._space, row[1], commit.receipt, row[6], leaves, commit.digest),
+            )
 
     def _subtract(self, session: Session, events: list[Event]) -> None:
         cells = deltas(events)
@@ -275,11 +297,10 @@ class RowDeletion:
         while True:
             with self._database.reading() as session:
                 rows = session.rows(
-                    "SELECT batch, no, receipt FROM commits WHERE space = ? AND batch > ? "
-                    "ORDER BY batch LIMIT ?",
+                    f"{_COMMITS} AND batch > ? ORDER BY batch LIMIT ?",
                     (self._space, after, PAGE),
                 )
-            self._receipts.add(dict.fromkeys((no for no, _ in self._naming(rows)), 0))
+            self._receipts.add(dict.fromkeys((row[1] for row in self._naming(rows)), 0))
             if len(rows) < PAGE:
                 return
             after = rows[-1][0]
@@ -289,41 +310,40 @@ class RowDeletion:
         page = self._receipts.page(self._cleaned, PAGE)
         if page:
             self._cleaned = page[-1][0]
-            sql = "SELECT batch, no, receipt FROM commits WHERE space = ? AND no IN (@)"
+            sql = f"{_COMMITS} AND no IN (@)"
             numbers = [no for no, _ in page]
             self._clean(session, list(rows_in_chunks(session, sql, (self._space,), numbers)))
         return bool(page)
 
     def clean_since(self, session: Session, commit_no: int) -> None:
         """Remove the names from the receipts of all commits after one."""
-        sql = "SELECT batch, no, receipt FROM commits WHERE space = ? AND no > ?"
+        sql = f"{_COMMITS} AND no > ?"
         self._clean(session, session.rows(sql, (self._space, commit_no)))
 
     def _clean(self, session: Session, rows: list[Row]) -> None:
-        cleaned = [(receipt, self._space, no) for no, receipt in self._naming(rows)]
-        if cleaned:
-            session.run_many("UPDATE commits SET receipt = ? WHERE space = ? AND no = ?", cleaned)
-
-    def _naming(self, rows: list[Row]) -> list[tuple[int, bytes]]:
-        """Return the commits whose receipts name an erased ref, with cleaned receipts."""
-        receipts = {
-            no: unpack_receipt(batch, 0, 0, 0, stored) for batch, no, stored in rows if stored is not None
-        }
-        erased = self._erased_names.among(name for receipt in receipts.values() for name in receipt.versions)
-        return [
-            (
-                no,
-                pack_receipt(
-                    _without(receipt.versions, erased), _without(receipt.sums, erased), receipt.new_events
-                ),
+        for row in self._naming(rows):
+            commit = commit_of(row)
+            receipt = msgspec.structs.replace(
+                commit.receipt,
+                versions=self._without(commit.receipt.versions),
+                sums=self._without(commit.receipt.sums),
             )
-            for no, receipt in receipts.items()
-            if not erased.keys().isdisjoint(receipt.versions)
-        ]
+            replace_commit(
+                session, commit_row(self._space, row[1], receipt, row[6], commit.leaves, commit.digest)
+            )
+
+    def _naming(self, rows: list[Row]) -> list[Row]:
+        """Return the commits whose receipts name an erased ref."""
+        versions = {row[1]: unpack_receipt(row[0], 0, 0, 0, row[5]).versions for row in rows}
+        erased = self._erased_names.among(name for names in versions.values() for name in names)
+        return [row for row in rows if not erased.keys().isdisjoint(versions[row[1]])]
+
+    def _without(self, numbers: dict[str, int]) -> dict[str, int]:
+        erased = self._erased_names.among(numbers)
+        return {name: number for name, number in numbers.items() if name not in erased}
 
 
-def _without(numbers: dict[str, int], names: dict[Any, int]) -> dict[str, int]:
-    return {name: number for name, number in numbers.items() if name not in names}
+_COMMITS: Final = f"SELECT {', '.join(COMMIT_COLUMNS)} FROM commits WHERE space = ?"
 
 
 class UnfinishedErasure(msgspec.Struct, frozen=True, kw_only=True):

@@ -71,15 +71,21 @@ def upgrade() -> None:
         sa.Column("committed_at_us", NUMBER, nullable=False),
         sa.Column("receipt", sa.LargeBinary(), nullable=True),
         sa.Column("links", NAME, nullable=True),
+        sa.Column("leaves", sa.LargeBinary(), nullable=False),
+        sa.Column("digest", sa.LargeBinary(), nullable=False),
+        sa.Column("checksum", NUMBER, nullable=False),
         key("no"),
         sa.UniqueConstraint("space", "batch", name="commits_space_batch_key"),
     )
+    op.create_index("commits_seq", "commits", ["space", "last_seq"])
     op.create_table(
         "body",
         sa.Column("space", NUMBER, autoincrement=False, nullable=False),
         sa.Column("key", NUMBER, autoincrement=False, nullable=False),
         sa.Column("scope", NUMBER, nullable=False),
         sa.Column("frame", sa.LargeBinary(), nullable=False),
+        sa.Column("salt", sa.LargeBinary(), nullable=False),
+        sa.Column("checksum", NUMBER, nullable=False),
         key("key"),
     )
     op.create_index("body_scope", "body", ["space", "scope"])
@@ -115,6 +121,8 @@ def upgrade() -> None:
         sa.Column("data", sa.LargeBinary(), nullable=True),
         sa.Column("body", NAME, nullable=True),
         sa.Column("links", NAME, nullable=True),
+        sa.Column("salt", sa.LargeBinary(), nullable=False),
+        sa.Column("checksum", NUMBER, nullable=False),
         sa.PrimaryKeyConstraint("space", "seq", "day"),
         sa.UniqueConstraint("space", "day", "id", name="event_space_day_id_key"),
         sqlite_with_rowid=False,
@@ -178,6 +186,8 @@ def upgrade() -> None:
         sa.Column("length", NUMBER, nullable=False),
         sa.Column("depth", sa.Integer(), nullable=False),
         sa.Column("seq", NUMBER, nullable=False),
+        sa.Column("salt", sa.LargeBinary(), nullable=False),
+        sa.Column("checksum", NUMBER, nullable=False),
         key("no"),
         sa.UniqueConstraint("space", "id", name="list_space_id_key"),
         sqlite_autoincrement=True,
@@ -197,6 +207,7 @@ def upgrade() -> None:
         sa.Column("kind", sa.SmallInteger(), nullable=True),
         sa.Column("frame", sa.LargeBinary(), nullable=True),
         sa.Column("address", NAME, nullable=True),
+        sa.Column("checksum", NUMBER, nullable=False),
         key("key"),
     )
     op.create_table(
@@ -215,6 +226,8 @@ def upgrade() -> None:
         sa.Column("agent", NAME, nullable=True),
         sa.Column("status", NAME, nullable=True),
         sa.Column("thread", NAME, nullable=True),
+        sa.Column("salt", sa.LargeBinary(), nullable=False),
+        sa.Column("checksum", NUMBER, nullable=False),
         sa.PrimaryKeyConstraint("space", "name"),
         sqlite_with_rowid=False,
     )
@@ -296,6 +309,8 @@ def upgrade() -> None:
         sa.Column("namespace", NAME, nullable=False),
         sa.Column("scope", NUMBER, nullable=False),
         sa.Column("source", NAME, nullable=False),
+        sa.Column("salt", sa.LargeBinary(), nullable=False),
+        sa.Column("checksum", NUMBER, nullable=False),
         key("no"),
         sa.UniqueConstraint("space", "collection", "name", name="text_space_collection_name_key"),
     )
@@ -331,6 +346,7 @@ def upgrade() -> None:
             ("event", "event_thread", "1000000 200000 200 100 1"),
             ("scope", "sqlite_autoindex_scope_1", "1000000 200000 1"),
             ("commits", "sqlite_autoindex_commits_1", "1000000 200000 1"),
+            ("commits", "commits_seq", "1000000 200000 1"),
         ):
             op.execute(
                 f"INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('{table}', '{index}', '{statistics}')"
