@@ -42,8 +42,7 @@ EVENT_COLUMNS: Final = (
     "space", "seq", "day", "id", "commit_no", "kind", "ts_us", "scope", "run", "span", "parent", "thread",
     "agent", "name", "model", "role", "status", "input_tokens", "cache_read_tokens", "cache_write_tokens",
     "cache_write_1h_tokens", "output_tokens", "reasoning_tokens", "other_tokens", "cost_nanos", "currency",
-    "duration_us", "data", "body", "links", "salt",
-    "checksum",
+    "duration_us", "data", "body", "links", "salt", "checksum",
 )  # fmt: skip
 
 RECORD_SELECT: Final = (
