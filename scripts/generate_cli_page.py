@@ -8,9 +8,11 @@ from typing import Any, Final
 
 from pages import HEAD, cell, table
 
+from treering.cli.help import split_examples
+
 INTRO: Final = """# Command line
 
-Every command with its arguments and options, as `treering COMMAND --help` shows them. See the
+Every command with its arguments, options and examples, as `treering COMMAND --help` shows them. See the
 [guide](../cli.md) for examples, and [errors](errors.md) for exit codes.
 
 **Completion.** `treering --install-completion` installs completion for your shell (bash, zsh, fish,
@@ -47,11 +49,13 @@ def _command(words: tuple[str, ...], command: Any) -> list[str]:
         arguments = [each for each in command.params if each.param_type_name == "argument"]
         result = [_shown(each) for each in arguments]
         lines += ["```", " ".join([*words, *result, "[OPTIONS]"]), "```", ""]
-    lines += [re.sub(r"\n[ \t]*", "\n", (command.help or "").strip()), ""]
+    description, examples = split_examples((command.help or "").strip())
+    lines += [re.sub(r"\n[ \t]*", "\n", description.strip()), ""]
     if is_group:
         return lines
     rows = [row for each in command.params if (row := _row(each)) is not None]
-    return [*lines, *table(("", "", "default"), rows), ""]
+    lines += [*table(("", "", "default"), rows), ""]
+    return [*lines, "```sh", *examples, "```", ""] if examples else lines
 
 
 def _row(each: Any) -> tuple[str, str, str] | None:

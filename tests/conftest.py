@@ -18,6 +18,7 @@ on purpose, and the run says so at its end. The markers of the same names are se
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["TZ"] = "UTC"  # what commands print as local time, whatever the machine
+    time.tzset()
     if unknown := _skipped() - set(_MARKERS.values()):
         raise pytest.UsageError(
             f"TREERING_TEST_SKIP knows postgres, redis, s3 and npm, not {', '.join(unknown)}"

@@ -293,3 +293,66 @@ class TestImport:
         }
         assert json.dumps(shown)
         assert all(status >= 400 and code > 0 for status, code, _ in shown.values())
+
+
+class TestNearestStore:
+    """Without an address, a program uses the store of its folder, or of the nearest one above."""
+
+    @pytest.fixture(autouse=True)
+    def _in_a_project(self, tmp_path, monkeypatch):
+        monkeypatch.delenv("TREERING_URL", raising=False)
+        self.project = tmp_path / "project"
+        (self.project / "src" / "deep").mkdir(parents=True)
+        monkeypatch.chdir(self.project / "src" / "deep")
+
+    def test_the_nearest_one_above_is_used(self):
+        treering.open(self.project / ".treering").close()
+        assert locate(None).folder == self.project / ".treering"
+        with treering.open() as store:
+            store.thread("t").append("Hi.")
+        assert not (self.project / "src" / "deep" / ".treering").exists()
+        treering.open(self.project / "src" / ".treering").close()
+        assert locate(None).folder == self.project / "src" / ".treering"
+
+    def test_without_one_it_is_created_here(self):
+        here = self.project / "src" / "deep" / ".treering"
+        assert locate(None).folder == here
+        with treering.open():
+            assert (here / "treering.db").is_file()
+
+    def test_a_folder_without_a_database_is_not_a_store(self):
+        (self.project / ".treering").mkdir()
+        (self.project / ".treering" / "hooks.log").write_text("as in a home folder")
+        assert locate(None).folder == self.project / "src" / "deep" / ".treering"
+
+    def test_a_store_that_lost_its_database_is_not_passed_over(self):
+        treering.open(self.project / ".treering").close()
+        for each in (self.project / ".treering").glob("treering.db*"):
+            each.unlink()
+        assert locate(None).folder == self.project / ".treering"
+
+    def test_the_environment_and_an_argument_come_first(self, monkeypatch):
+        treering.open(self.project / ".treering").close()
+        monkeypatch.setenv("TREERING_URL", str(self.project / "other"))
+        assert locate(None).folder == self.project / "other"
+        assert locate("named").folder == self.project / "src" / "deep" / "named"
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+    def test_one_above_that_belongs_to_another_user_is_passed_over(self, monkeypatch):
+        treering.open(self.project / ".treering").close()
+        os.chown(self.project / ".treering", 65534, 65534)
+        assert locate(None).folder == self.project / "src" / "deep" / ".treering"
+        monkeypatch.chdir(self.project)
+        assert locate(None).folder == self.project / ".treering"
+
+    def test_looking_for_it_does_not_disturb_a_store_that_is_open(self):
+        """Opening and closing its database once more in this process would drop the locks on it."""
+        with treering.open() as one, treering.open() as other:
+            one.thread("t").append("one")
+            locate(None)
+            other.thread("t").append("two")
+            assert one.verify().ok
+            assert [m["content"] if isinstance(m, dict) else m for m in one.thread("t").load().messages] == [
+                "one",
+                "two",
+            ]

@@ -59,7 +59,8 @@ def open(
 
     Args:
         url: A folder, ``sqlite:///folder``, ``postgresql://...``, ``memory:``, or ``https://...`` for a
-            treering server. Defaults to the environment variable TREERING_URL, then to ``./.treering``.
+            treering server. Defaults to the environment variable TREERING_URL, then to the nearest
+            ``.treering`` in this folder or one above it, then to a new one in this folder.
         durability: ``"full"`` survives power loss. ``"fast"`` survives SIGKILL and is faster, but power loss
             may take the last commits.
         blobs: Where packs of large objects go instead of beside the database. Pass it on every open.
@@ -227,9 +228,9 @@ class StoreLocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def locate(url: str | Path | None) -> StoreLocation:
-    """Parse a store URL (``None``: TREERING_URL, or the default folder)."""
+    """Parse a store URL (``None``: TREERING_URL, or the nearest ``.treering``; see `nearest_store`)."""
     if url is None:
-        url = os.environ.get(ENVIRONMENT) or DEFAULT_FOLDER
+        url = os.environ.get(ENVIRONMENT) or nearest_store() or DEFAULT_FOLDER
     if isinstance(url, Path):
         return _folder(url)
     if type(url) is not str or not url.strip() or "\0" in url:
@@ -243,6 +244,36 @@ def locate(url: str | Path | None) -> StoreLocation:
     if scheme == "sqlite" or scheme not in _ENGINES or not (found["slashes"] or scheme == "memory"):
         raise InvalidInput(f"{redacted(url)[:200]!r} is not a store; {_FORMS}")
     return StoreLocation(scheme=scheme, url=url)
+
+
+def nearest_store() -> Path | None:
+    """Return the store that a program in this folder means: ``.treering`` here, or in the nearest folder
+    above that has one, as git finds ``.git``.
+
+    A ``.treering`` without a database is not a store (``~/.treering`` also holds settings). One above that
+    belongs to another user is passed over: anyone may create ``/tmp/.treering``.
+    """
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        return None  # the folder was deleted; opening says so
+    for parent in (here, *here.parents):
+        folder = parent / DEFAULT_FOLDER
+        try:
+            is_ours = parent == here or folder.stat().st_uid == os.getuid()
+            if is_ours and folder.is_dir() and _holds_store(folder):
+                return folder
+        except OSError:
+            continue
+    return None
+
+
+def _holds_store(folder: Path) -> bool:
+    """Whether a folder has a database, or what is left of one; nothing is opened."""
+    from treering.engines.sql.schema import SQLITE_FILE
+    from treering.engines.sqlite.engine import traces_of
+
+    return (folder / SQLITE_FILE).is_file() or bool(traces_of(folder))
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):

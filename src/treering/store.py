@@ -25,7 +25,7 @@ from treering.threads.hooks import Hooks
 from treering.threads.thread import Thread, ThreadContext
 
 if TYPE_CHECKING:
-    from treering.core.records import Checked
+    from treering.core.records import Checked, SweepProgress
     from treering.core.retention import Keep
     from treering.core.storage import Blobs
     from treering.effects.effects import Effect, Effects
@@ -431,6 +431,7 @@ class Store:
         keep_runs: Keep | None = None,
         dry_run: bool = False,
         grace_seconds: float = 3600.0,
+        on_progress: Callable[[SweepProgress], None] | None = None,
     ) -> Collection:
         """Drop what the retention rules do not keep, then remove content that nothing refers to.
 
@@ -442,6 +443,7 @@ class Store:
             keep_runs: Retention for the runs of each agent. Their costs are dropped with them.
             dry_run: Report what would be removed, and remove nothing.
             grace_seconds: How long unreferenced content stays.
+            on_progress: Called while unreferenced content is looked for and removed, by local stores.
         """
         from msgspec import structs
 
@@ -469,6 +471,7 @@ class Store:
             grace_seconds=grace_seconds,
             clock=self._clock,
             delta_of=delta_step,
+            on_progress=on_progress,
         )
         if runs is None:
             return collected

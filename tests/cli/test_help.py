@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import inspect
 import re
+import shlex
 import subprocess
 import sys
 
 import pytest
 from typer.main import get_command
 
+from treering.cli.help import PANELS, split_examples
 from treering.cli.main import app, main, narrowed
 
 NO_JSON = {
@@ -117,7 +119,52 @@ def test_a_misspelt_command_is_suggested_whether_or_not_it_was_built(capsys):
 def test_the_list_of_commands_is_not_cut_off(capsys):
     for line in ([], *([name] for name in groups())):
         result = helped(line, whole=False, capsys=capsys)
-        assert "..." not in result.partition("Commands:")[2], result
+        listed = result.partition("--help")[2]
+        assert re.search(r"^  \S+ +[A-Z].*\.$", listed, flags=re.MULTILINE), result
+        assert "..." not in listed, result
+
+
+def test_every_command_is_in_one_panel(capsys):
+    listed = [name for names in PANELS.values() for name in names.split()]
+    assert sorted(listed) == sorted(WHOLE.commands)
+    shown = helped([], whole=False, capsys=capsys)
+    assert re.findall(r"^(\S.*):$", shown, flags=re.MULTILINE) == ["Options", *PANELS, "Examples"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_command_shows_examples_that_can_be_run(name, capsys):
+    """Each example is parsed as the command line is; only what a shell does with pipes is left out."""
+    _, examples = split_examples(inspect.cleandoc(ALL[name].help))
+    assert examples, "show how it is used"
+    shown = helped(name.split(), whole=False, capsys=capsys).partition("Examples:\n")[2].splitlines()
+    assert [line.strip() for line in shown] == examples
+    own = False
+    for part in (part for line in examples for part in line.split(" | ")):
+        command, path, words = WHOLE, "treering", shlex.split(part)
+        assert words.pop(0) == "treering"
+        while hasattr(command, "commands"):
+            path = f"{path} {words[0]}"
+            command = command.commands[words.pop(0)]
+        own = own or path == f"treering {name}"
+        with command.make_context(path, words):
+            pass
+    assert own, "an example is of the command itself"
+
+
+LISTS = {
+    "budgets list", "checkpoints", "cost", "effects list", "growth", "keys list", "log", "ls", "memory list",
+    "memory search", "memory history", "performance", "replay", "runs", "alerts list", "alerts rules",
+    "schedules list", "schedules occurrences", "schedules preview", "search", "show", "snapshots",
+    "state history", "state list", "tail", "threads", "timeline", "transcript",
+}  # fmt: skip
+"""Commands that print a list."""
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_prints_a_list_takes_a_limit(name):
+    is_list = name in LISTS or ALL[name].help.startswith("List ")
+    assert ({"--limit", "-n"} <= options_of(ALL[name])) == is_list
+    assert not {"--last", "--count"} & options_of(ALL[name]), "one word for one thing"
 
 
 def test_help_loads_nothing_heavy():
@@ -135,31 +182,3 @@ def test_help_loads_nothing_heavy():
     loaded = done.stdout.splitlines()[-1].split()
     assert "treering.cli.main" in loaded
     assert [name for name in loaded if name in HEAVY or name.startswith("treering.core.")] == []
-
-
-def completed(*words: str) -> list[str]:
-    """What bash would be offered for the last of these words."""
-    asked = {
-        "_TREERING_COMPLETE": "complete_bash",
-        "COMP_WORDS": " ".join(words),
-        "COMP_CWORD": str(len(words) - 1),
-    }
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys; sys.argv = ['treering']\nfrom treering.cli.main import main; main()",
-        ],
-        env={**os.environ, **asked},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    return done.stdout.split()
-
-
-def test_a_shell_completes_commands_and_options():
-    assert "snapshots" in completed("treering", "snap")
-    assert "history" in completed("treering", "memory", "hi")
-    assert "--dry-run" in completed("treering", "gc", "--d")

@@ -147,7 +147,7 @@ class TestEveryCommand:
 
     def test_without_a_command_there_is_help(self, cli: Cli) -> None:
         ran = cli()
-        assert "Commands:" in ran.out + ran.err
+        assert "Threads:" in ran.out + ran.err
 
     def test_an_unknown_command_is_a_usage_error(self, cli: Cli) -> None:
         assert cli("polish").code == 2

@@ -36,7 +36,7 @@ def test_runs_are_listed(run, recorded):
     assert lines[0].split() == ["RUN", "AGENT", "STATUS", "STARTED", "TOOK", "TOKENS", "COST", "THREAD"]
     assert [line.split()[0] for line in lines[1:]] == [short_id(each) for each in recorded[::-1]]
     assert "2 USD" in lines[1]
-    assert [each["id"] for each in run("runs", "--last", 1, "--json").json] == recorded[1:]
+    assert [each["id"] for each in run("runs", "--limit", 1, "--json").json] == recorded[1:]
     assert run("runs", "--agent", "nobody").out == "no runs\n"
     assert run("runs", "--tag", "demo", "--status", "ok", "--json").json[0]["cost"]["nanos"] == {
         "USD": 2 * 10**9
@@ -49,7 +49,11 @@ def test_a_timeline_is_narrowed_and_also_of_a_thread(run, recorded):
     (end,) = run("timeline", "last", "--kind", "llm", "--text", "nowhere", "--json").json[1:]
     assert (end["type"], end["run_id"]) == ("llm.span.end", recorded[1])
     lines = run("timeline", "last", "--text", "refunds", "--status", "ok").out.splitlines()
-    assert [line.split("  ")[-1] for line in lines] == ["WHAT", "call search_docs", "search_docs result"]
+    assert [line.split("  ")[-1] for line in lines] == [
+        "WHAT",
+        "call search_docs: refunds",
+        'search_docs result: ["page 3"]',
+    ]
     assert run("timeline").code == 2
     assert run("timeline", "last", "--thread", "support/alice").code == 2
     assert run("timeline", "last", "--span", "nope").code == 3
@@ -60,9 +64,9 @@ def test_a_timeline_and_a_replay_are_shown(run, recorded):
     shown = run("timeline", recorded[0])
     assert [line.split("  ")[-1] for line in shown.out.splitlines()] == [
         "WHAT",
-        "user message",
-        "call search_docs",
-        "search_docs result",
+        "user message: Where is my refund?",
+        "call search_docs: refunds",
+        'search_docs result: ["page 3"]',
     ]
     assert len(run("timeline", "last", "--everything", "--json").json) == 6
     replayed = run("replay", recorded[0]).out

@@ -92,7 +92,7 @@ def test_tasks_are_created_and_changed(run, store):
     assert run("schedules", "resume", task_id, "--json").json["status"] == "active"
     assert run("schedules", "run-now", task_id, "--json").json["open_occurrences"][0]["manual"] is True
     assert "thread      scheduler_" + task_id in run("schedules", "show", task_id).out
-    assert len(run("schedules", "preview", task_id, "--count", "3").out.splitlines()) == 3
+    assert len(run("schedules", "preview", task_id, "--limit", "3").out.splitlines()) == 3
     assert len(run("schedules", "preview", "0 8 * * *", "--tz", "Asia/Tokyo", "--json").json) == 5
     assert run("schedules", "cancel", task_id).code == 0
     assert run("schedules", "list", "--json").json == []

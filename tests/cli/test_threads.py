@@ -46,7 +46,7 @@ class TestThreads:
         assert [each["id"] for each in by_prefix] == ["support/alice-bolder"]
         ran = treering_("threads", "--limit", "1")
         assert len(ran.out.splitlines()) == 2
-        assert "older ones" in ran.err
+        assert ran.err == "note: only 1 are shown (--limit 0 shows all)\n"
 
     def test_the_last_message_and_the_cost_are_listed(self, run, tmp_path):
         with treering.open(tmp_path / ".treering", durability="fast") as store:
@@ -191,11 +191,11 @@ class TestShow:
         assert result["message_count"] == 1
 
     def test_only_the_end(self, treering_):
-        out = treering_("show", "support/alice", "--last", 1).out
+        out = treering_("show", "support/alice", "--limit", 1).out
         assert "2 earlier ones" in out
         assert "Thank you." in out
         assert "refund" not in out
-        assert len(treering_("show", "support/alice", "--last", 0, "--json").json["messages"]) == 3
+        assert len(treering_("show", "support/alice", "--limit", 0, "--json").json["messages"]) == 3
 
     def test_a_thread_of_a_user(self, treering_):
         assert treering_("show", "notes").code == 3
@@ -402,9 +402,9 @@ def test_a_transcript_is_printed_and_written(run, tmp_path):
         events = [each.to_dict() for each in log.read()]
     shown = run("transcript", "debate", "--store", "s").out.splitlines()
     assert ["pro" in shown[0], "STOP" in shown[1], "Timeout" in shown[2]] == [True] * 3
-    printed = run("transcript", "debate", "--last", 2, "--store", "s", "--json").out.splitlines()
+    printed = run("transcript", "debate", "--limit", 2, "--store", "s", "--json").out.splitlines()
     assert list(map(json.loads, printed)) == events[1:]
     assert run("transcript", "debate", "-o", tmp_path / "debate.jsonl", "--store", "s").code == 0
     assert list(map(json.loads, (tmp_path / "debate.jsonl").read_text().splitlines())) == events
     assert run("transcript", "nobody", "--store", "s").out == ""
-    assert run("transcript", "debate", "--last", 1, "-o", "x", "--store", "s").code == 2
+    assert run("transcript", "debate", "--limit", 1, "-o", "x", "--store", "s").code == 2

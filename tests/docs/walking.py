@@ -26,7 +26,7 @@ BLOCK = re.compile(
     flags=re.DOTALL | re.MULTILINE,
 )
 _ID = re.compile(r"ckpt_[0-9a-z]+")
-_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?( UTC)?")
 
 
 def needs_more(text: str) -> bool:

@@ -9,9 +9,11 @@ from tests.maintenance.conftest import ALICE, kinds_in, write_steps
 from treering.core.batch import Event
 from treering.core.clock import DAY_US, ManualClock
 from treering.core.encoding import decode, decode_json, encode_json
+from treering.core.records import SweepProgress
 from treering.engines.memory.engine import MemoryEngine
 from treering.store import Store
 from treering.testing import failpoints
+from treering.testing.batches import noise
 from treering.testing.portrait import portrait
 
 
@@ -126,3 +128,18 @@ class TestGc:
         store.gc(keep=treering.Keep(last=2))
         assert len(kinds_in(store, "checkpoint")) == 2
         assert len(kinds_in(store, "retention")) == 2
+
+
+def test_a_local_store_reports_how_far_it_is(tmp_path) -> None:
+    with treering.open(tmp_path / "store") as store:
+        write_steps(store, 10)
+        for number in range(3):
+            store.engine.stage(store.space, [noise(5_000, seed=number)])
+        reported: list[SweepProgress] = []
+        collected = store.gc(keep=treering.Keep(last=3), grace_seconds=-10, on_progress=reported.append)
+    marking = [each for each in reported if each.phase == "marking"]
+    deleting = [each for each in reported if each.phase == "deleting"]
+    assert [*marking, *deleting] == reported
+    assert marking[-1].done == marking[-1].total
+    assert deleting[-1].bytes == deleting[-1].of_bytes == collected.swept.bytes > 0
+    assert deleting[-1].done == deleting[-1].total

@@ -148,3 +148,32 @@ def test_many_threads_wait_when_the_store_cannot_keep_up(tmp_path, monkeypatch):
                 worker.join()
         store.flush()
         assert len(store.timeline.of_run(run.id, first=2000).events) == 800
+
+
+ABANDONED = """
+import sys
+import treering
+
+store = treering.open(sys.argv[1])
+
+def steps(run):
+    with run.tool("search") as call:
+        yield
+        call.output = "found"
+
+run = store.run(agent="a")
+unfinished = steps(run)
+next(unfinished)
+store.close()  # the interpreter closes the generator when it clears this module
+"""
+
+
+def test_a_generator_that_is_closed_at_exit_does_not_hang_the_process(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", ABANDONED, str(tmp_path / "store")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr

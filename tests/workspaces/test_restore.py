@@ -230,6 +230,25 @@ def test_progress_is_reported_in_order(store: Store, folder: Path, tmp_path: Pat
     done = store.workspace.restore(snapshot, tmp_path / "new", on_progress=reported.append)
     assert [each.bytes for each in reported] == sorted(each.bytes for each in reported)
     assert reported[-1].bytes == done.bytes_written
+    assert {(each.of_files, each.of_bytes) for each in reported} == {(reported[-1].files, done.bytes_written)}
+
+
+def test_progress_of_a_snapshot_counts_what_is_to_be_read(store: Store, folder: Path) -> None:
+    (folder / "node_modules").mkdir()
+    (folder / "node_modules" / "left_out.js").write_text("excluded by default")
+    (folder / ".treeringignore").write_text("*.tmp\n")
+    (folder / "left_out.tmp").write_text("excluded by a pattern")
+
+    def progress_of_a_snapshot() -> list[FileProgress]:
+        reported: list[FileProgress] = []
+        store.workspace.snapshot(folder, on_progress=reported.append)
+        return reported
+
+    first = progress_of_a_snapshot()
+    assert {(each.of_files, each.of_bytes) for each in first} == {(first[-1].files, first[-1].bytes)}
+    (folder / "new.txt").write_text("one more")
+    last = progress_of_a_snapshot()[-1]
+    assert (last.files, last.bytes) == (last.of_files, last.of_bytes)
 
 
 def test_large_files_are_put_together(store: Store, folder: Path, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ StoreOrUrl = Store | AsyncStore | str | Path
 class Opened:
     """A store, whether to close it, and the threads that asyncio code uses it in.
 
-    ``None`` opens the default store (TREERING_URL, or ``./.treering``).
+    ``None`` opens the default store (TREERING_URL, or the nearest ``.treering``).
     """
 
     def __init__(self, source: StoreOrUrl | None) -> None:

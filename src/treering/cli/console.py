@@ -1,12 +1,15 @@
-"""Output of commands: data on stdout as text or JSON; messages and progress on stderr."""
+"""Output of commands: data on stdout as text or JSON; messages on stderr (and `treering.cli.progress`).
+
+Colours are in the text from the start: `typer.echo` takes them out where there is no terminal, or where
+NO_COLOR is set.
+"""
 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import typer
 
@@ -16,6 +19,25 @@ if TYPE_CHECKING:
 _WARNED: Final = 10
 _CONTROLS: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Characters that JSON leaves unescaped but a terminal obeys: C1 controls, bidirectional overrides."""
+_STYLE: Final = re.compile(r"\x1b\[[0-9;]*m")
+
+_STATUS: Final = {
+    **dict.fromkeys(("ok", "done", "active", "info"), "green"),
+    **dict.fromkeys(("running", "started", "planned", "unfinished"), "cyan"),
+    **dict.fromkeys(("warning", "warn", "skipped", "paused", "unknown", "pending", "interrupted"), "yellow"),
+    **dict.fromkeys(("error", "failed", "crashed", "broken", "critical", "damaged"), "red"),
+    **dict.fromkeys(("cancelled", "abandoned"), "bright_black"),
+}
+
+T = TypeVar("T")
+
+
+class _Page(Protocol):
+    @property
+    def cursor(self) -> str | None: ...
+
+
+P = TypeVar("P", bound=_Page)
 
 
 def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
@@ -49,6 +71,36 @@ def rows(table: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(_pad, row, widths)).rstrip() for row in table]
 
 
+def status_text(word: str, shown: str | None = None) -> str:
+    """Return a status in its colour; ``shown`` is the text, if that says more than the status."""
+    return typer.style(shown or word, fg=_STATUS.get(word))
+
+
+def dim(text: str) -> str:
+    """Return a text that matters less."""
+    return typer.style(text, dim=True)
+
+
+def limited(found: Iterable[T], limit: int) -> list[T]:
+    """Return the first ``limit`` of what was found (0: all), and say on stderr if that left some out."""
+    rest = iter(found)
+    shown = list(islice(rest, limit or None))
+    if limit and next(rest, None) is not None:
+        say(f"note: only {limit:,} are shown (--limit 0 shows all)")
+    return shown
+
+
+def each_of(read: Callable[..., P]) -> Iterator[P]:
+    """Iterate over the pages that a function returns for a cursor."""
+    cursor: str | None = None
+    while True:
+        page = read(cursor=cursor)
+        yield page
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
 def clean(text: str) -> str:
     """Escape control characters, so that stored text cannot control the terminal."""
     return "".join(each if each.isprintable() or each in "\n\t" else _escape(each) for each in text)
@@ -64,7 +116,10 @@ def _pad(text: str, width: int) -> str:
 
 
 def _cells(text: str) -> int:
-    """Return the width of a text in terminal columns: wide characters take two, combining ones none."""
+    """Return the width of a text in terminal columns: wide characters take two, combining ones and colours
+    none.
+    """
+    text = _STYLE.sub("", text)
     if text.isascii():
         return len(text)
     from unicodedata import combining, east_asian_width
@@ -74,34 +129,6 @@ def _cells(text: str) -> int:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode()
-
-
-@contextmanager
-def progress(title: str) -> Generator[Callable[[int, int | None], None] | None]:
-    """Show a progress bar; yield a function that takes (done, total), or ``None`` without a terminal.
-
-    Until it is called, the bar pulses and shows the elapsed time.
-    """
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[shown]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=None, shown="")
-
-        def update(done: int, total: int | None) -> None:
-            known = None if total is None else max(done, total)
-            bar.update(task, completed=done, total=known, shown=f"{done:,}")
-
-        yield update
 
 
 def size(count: int) -> str:

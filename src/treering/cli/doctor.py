@@ -82,7 +82,12 @@ def doctor(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the configuration and the store, and say what to do."""
+    """Check the configuration and the store, and say what to do.
+
+    Examples:
+        treering doctor
+        treering doctor --json
+    """
     from treering.api import accept_loss as accept
     from treering.api import locate
 

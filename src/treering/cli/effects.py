@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from treering.cli.console import clean, plain, rows, show
-from treering.cli.options import JsonOption, StorePlace, UserNamespaceOption, takes_store
+from treering.cli.console import clean, limited, plain, rows, show, status_text
+from treering.cli.help import Commands
+from treering.cli.options import JsonOption, LimitOption, StorePlace, UserNamespaceOption, takes_store
 from treering.cli.render import as_json as json_text
 from treering.cli.render import one_line, when
 
@@ -24,11 +25,7 @@ NoteOption = Annotated[str | None, typer.Option("--note", metavar="TEXT", help="
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    group = typer.Typer(
-        help="Side effects of tool calls, and decisions about them.",
-        no_args_is_help=True,
-        rich_markup_mode=None,
-    )
+    group = Commands(help="Side effects of tool calls, and decisions about them.")
     for name, command in (
         ("list", list_effects),
         ("show", show_effect),
@@ -52,30 +49,32 @@ def list_effects(
     ] = None,
     thread: Annotated[str | None, typer.Option(metavar="THREAD", help="Only those of a thread.")] = None,
     run: Annotated[str | None, typer.Option(metavar="RUN", help="Only those of a run.")] = None,
-    last: Annotated[
-        int, typer.Option(metavar="N", min=0, help="How many to show, newest first; 0 for all.")
-    ] = 20,
+    limit: LimitOption = 20,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List the side effects of tool calls, newest first."""
+    """List the side effects of tool calls, newest first.
+
+    Examples:
+        treering effects list --unknown
+        treering effects list --thread support/alice
+    """
     with place.existing() as opened:
-        found = list(
-            opened.effects.list(
-                thread_id=thread,
-                namespace=user_namespace,
-                run_id=run,
-                status="unknown" if unknown else status,  # pyright: ignore[reportArgumentType] - validated there
-                last=last or None,
-            )
+        effects = opened.effects.list(
+            thread_id=thread,
+            namespace=user_namespace,
+            run_id=run,
+            status="unknown" if unknown else status,  # pyright: ignore[reportArgumentType] - validated there
+            last=limit + 1 if limit else None,
         )
+        found = limited(effects, limit)
     table = [("id", "planned", "status", "attempts", "tool", "thread", "arguments")]
     table += [
         (
             each.id,
             when(each.planned_at),
-            each.status,
+            status_text(each.status),
             str(each.attempt),
             clean(each.tool),
             clean(each.thread_id or ""),
@@ -100,6 +99,10 @@ def show_effect(
     """Show an effect: its call, attempts and outcome.
 
     Also what happened since the call was asked for.
+
+    Examples:
+        treering effects show eff_01k9
+        treering effects show eff_01k9 --workspace .
     """
     with place.existing() as opened:
         effect = opened.effects.get(effect_id)
@@ -140,7 +143,11 @@ def resolve(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Say that an unknown effect happened, and with which result."""
+    """Say that an unknown effect happened, and with which result.
+
+    Examples:
+        treering effects resolve eff_01k9 --result '{"paid": true}' --by alice
+    """
     with place.existing() as opened:
         effect = opened.effects.resolve(effect_id, happened=True, result=_value(result), by=by, note=note)
     _decided(effect, "happened; its thread goes on with the result", as_json=as_json)
@@ -155,7 +162,11 @@ def retry(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Say that an unknown effect did not happen: call again."""
+    """Say that an unknown effect did not happen: call again.
+
+    Examples:
+        treering effects retry eff_01k9 --note "no payment in the ledger"
+    """
     with place.existing() as opened:
         effect = opened.effects.retry(effect_id, by=by, note=note)
     _decided(effect, "did not happen; the next run of its thread makes the call", as_json=as_json)
@@ -170,7 +181,11 @@ def abandon(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Give up an effect; the agent is told that it was."""
+    """Give up an effect; the agent is told that it was.
+
+    Examples:
+        treering effects abandon eff_01k9 --by alice
+    """
     with place.existing() as opened:
         effect = opened.effects.abandon(effect_id, by=by, note=note)
     _decided(effect, "is given up; its thread goes on with an error", as_json=as_json)

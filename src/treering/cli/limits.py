@@ -6,9 +6,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from treering.cli.console import clean, plain, rows, say, show
+from treering.cli.console import clean, each_of, limited, plain, rows, say, show, status_text
+from treering.cli.help import Commands
 from treering.cli.options import (
     JsonOption,
+    LimitOption,
     StorePlace,
     UserNamespaceOption,
     takes_store,
@@ -17,15 +19,11 @@ from treering.cli.render import when
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name.")]
 OnlyAgentOption = Annotated[
-    str | None, typer.Option("--agent", metavar="NAME", help="Apply to this agent only.")
+    str | None, typer.Option("--agent", metavar="AGENT", help="Apply to this agent only.")
 ]
 
-budgets = typer.Typer(
-    help="Budgets of money, tokens and tool calls.", no_args_is_help=True, rich_markup_mode=None
-)
-alerts = typer.Typer(
-    help="Alerts, the rules that raise them, and webhooks.", no_args_is_help=True, rich_markup_mode=None
-)
+budgets = Commands(help="Budgets of money, tokens and tool calls.")
+alerts = Commands(help="Alerts, the rules that raise them, and webhooks.")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -39,15 +37,21 @@ def add_to(app: typer.Typer) -> None:
 def list_budgets(
     *,
     run: Annotated[str | None, typer.Option(metavar="RUN", help="Show the usage of a run.")] = None,
-    agent: Annotated[str | None, typer.Option(metavar="NAME", help="Show the usage of an agent.")] = None,
+    agent: Annotated[str | None, typer.Option(metavar="AGENT", help="Show the usage of an agent.")] = None,
     thread: Annotated[str | None, typer.Option(metavar="THREAD", help="Show the usage of a thread.")] = None,
+    limit: LimitOption = 200,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List budgets and their usage."""
+    """List budgets and their usage.
+
+    Examples:
+        treering budgets list
+        treering budgets list --agent planner
+    """
     with place.existing() as opened:
-        budgets = opened.budgets.list()
+        budgets = limited(opened.budgets.list(), limit)
         usages = opened.budgets.usage(run=run, agent=agent, thread=thread, namespace=user_namespace)
     usage = {each.budget.name: each for each in usages}
     table = [("BUDGET", "PER", "EVERY", "AGENT", "LIMITS", "ACTION", "USED")]
@@ -105,7 +109,12 @@ def set_budget(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Create or replace a budget."""
+    """Create or replace a budget.
+
+    Examples:
+        treering budgets set daily --per agent --every day --money 5
+        treering budgets set tools --per run --tool-calls 50 --action warn
+    """
     with place.existing() as opened:
         made = opened.budgets.set(
             name,
@@ -128,12 +137,16 @@ def set_budget(
 @budgets.command("remove")
 @takes_store
 def remove_budget(
-    name: NameArgument,
+    name: Annotated[str, typer.Argument(metavar="BUDGET", help="The name of a budget.")],
     *,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove a budget."""
+    """Remove a budget.
+
+    Examples:
+        treering budgets remove daily
+    """
     with place.existing() as opened:
         _removed("budget", name, opened.budgets.remove(name), as_json=as_json)
 
@@ -142,15 +155,23 @@ def remove_budget(
 @takes_store
 def list_alerts(
     *,
-    last: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Number of alerts.")] = 20,
+    limit: LimitOption = 20,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """List alerts, newest first."""
+    """List alerts, newest first.
+
+    Examples:
+        treering alerts list
+        treering alerts list --limit 5
+    """
     with place.existing() as opened:
-        found = opened.alerts.page(first=last).alerts
-    lines = [f"{when(each.ts)}  {each.level:<8}  {clean(each.rule)}  {clean(each.message)}" for each in found]
-    show([plain(each) for each in found], lines or ["no alerts"], as_json=as_json)
+        found = limited((alert for page in each_of(opened.alerts.page) for alert in page.alerts), limit)
+    table = [("AT", "LEVEL", "RULE", "MESSAGE")]
+    table += [
+        (when(each.ts), status_text(each.level), clean(each.rule), clean(each.message)) for each in found
+    ]
+    show([plain(each) for each in found], rows(table) if found else ["no alerts"], as_json=as_json)
 
 
 @alerts.command("rule")
@@ -172,7 +193,12 @@ def set_rule(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Create or replace a rule about runs."""
+    """Create or replace a rule about runs.
+
+    Examples:
+        treering alerts rule failures --what failed
+        treering alerts rule dear --what cost --times 5
+    """
     with place.existing() as opened:
         made = opened.alerts.set_rule(
             name, what, agent=agent, times=times, share=share, runs=runs, at_least=at_least
@@ -195,7 +221,11 @@ def set_webhook(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Send alerts to a URL from now on."""
+    """Send alerts to a URL from now on.
+
+    Examples:
+        treering alerts webhook ops https://hooks.example/agents
+    """
     with place.existing() as opened:
         made = opened.alerts.set_webhook(name, url, secret_env=secret_env)
     show(plain(made), [f"webhook {clean(name)} is set"], as_json=as_json)
@@ -205,12 +235,17 @@ def set_webhook(
 @takes_store
 def list_rules(
     *,
+    limit: LimitOption = 200,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """List rules and webhooks."""
+    """List rules and webhooks.
+
+    Examples:
+        treering alerts rules
+    """
     with place.existing() as opened:
-        rules, webhooks = opened.alerts.rules(), opened.alerts.webhooks()
+        rules, webhooks = limited(opened.alerts.rules(), limit), limited(opened.alerts.webhooks(), limit)
     lines = [
         f"rule     {clean(each.name)}  {each.what}  {clean(each.agent or 'every agent')}" for each in rules
     ]
@@ -227,7 +262,11 @@ def remove(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove a rule or a webhook."""
+    """Remove a rule or a webhook.
+
+    Examples:
+        treering alerts remove dear
+    """
     with place.existing() as opened:
         existed = opened.alerts.remove_rule(name)
         existed = opened.alerts.remove_webhook(name) or existed
@@ -245,6 +284,10 @@ def check(
     """Apply rules to ended runs, and send alerts to webhooks.
 
     A server does this by itself.
+
+    Examples:
+        treering alerts check
+        treering alerts check --watch
     """
     from time import sleep
 

@@ -35,6 +35,7 @@ from treering.cli import (
     transfer,
     workspaces,
 )
+from treering.cli.help import Commands
 from treering.errors import TreeringError
 
 
@@ -96,11 +97,16 @@ def _group(group: TyperInfo, rest: Sequence[str] | None) -> TyperInfo:
 
 _COMPLETION: Final = "_TREERING_COMPLETE"
 
-app: Final = typer.Typer(
+app: Final = Commands(
     name="treering",
-    help="The persistence layer for AI agents.",
-    no_args_is_help=True,
-    rich_markup_mode=None,  # importing rich takes longer than everything else
+    help="""The persistence layer for AI agents.
+
+Examples:
+    treering ui                        the dashboard of the nearest store
+    treering threads                   what agents said last
+    treering tail                      what they do now
+    treering runs --help               options and examples of a command
+""",
     pretty_exceptions_enable=False,
 )
 for commands in (
@@ -144,7 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         # Completion needs every command.
-        (app if _COMPLETION in os.environ else narrowed(app, given))(args=given, prog_name="treering")
+        command = app if _COMPLETION in os.environ else narrowed(app, given)
+        command(args=given, prog_name="treering", color=_wants_color())
     except TreeringError as error:
         _report(error, as_json="--json" in given)
         sys.exit(error.exit_code)
@@ -157,6 +164,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Python from complaining when it flushes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+
+
+def _wants_color() -> bool | None:
+    """Whether to use colours: as NO_COLOR and FORCE_COLOR say, or else (``None``) on terminals."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return True if os.environ.get("FORCE_COLOR") else None
 
 
 def _report(error: TreeringError, *, as_json: bool) -> None:

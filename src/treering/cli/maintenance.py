@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from treering.cli.console import counts, progress, show, size
+from treering.cli.console import counts, show, size
 from treering.cli.options import (
     AllOption,
     JsonOption,
@@ -23,10 +23,12 @@ from treering.cli.options import (
     StorePlace,
     takes_store,
 )
+from treering.cli.progress import progress
+from treering.cli.render import when
 from treering.cli.sandbox import EndpointOption, StorageOption, config_of, open_checkpoints
 
 if TYPE_CHECKING:
-    from treering.core.records import Checked
+    from treering.core.records import Checked, SweepProgress
     from treering.core.retention import Keep
     from treering.maintenance.copy import CopyProgress, CopyReport
     from treering.maintenance.gc import Collection
@@ -54,14 +56,27 @@ def verify(
     every: AllOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check all content, links and totals; exit 5 if damaged."""
-    with place.existing(every=every) as opened, progress("verifying") as update:
+    """Check all content, links and totals; exit 5 if damaged.
 
-        def on_progress(checked: Checked) -> None:
-            if update is not None:
-                update(checked.bodies + checked.objects + checked.items + checked.events + checked.refs, None)
+    Examples:
+        treering verify
+        treering verify --all --json
+    """
+    with place.existing(every=every) as opened, progress("verifying") as bar:
 
-        results = _each(opened, lambda one: one.verify(on_progress=on_progress), every=every)
+        def verify_one(one: Store) -> Verification:
+            total: int | None = None
+            if bar.is_shown:
+                rows = one.stats().rows
+                total = sum(rows[name] for name in ("objects", "items", "events", "refs"))
+
+            def on_progress(checked: Checked) -> None:
+                done = checked.objects + checked.items + checked.events + checked.refs
+                bar.update(done, total, bytes=checked.bytes)
+
+            return one.verify(on_progress=on_progress)
+
+        results = _each(opened, verify_one, every=every)
     _show(results, _verification_lines, every=every, as_json=as_json)
     if not all(result.ok for result in results.values()):
         raise typer.Exit(_PROBLEMS_FOUND)
@@ -97,6 +112,10 @@ def gc(
     """Drop history by policy, then remove unreachable data.
 
     With --storage: drop checkpoints of sandboxes in a bucket or folder, and packs no longer needed.
+
+    Examples:
+        treering gc --keep last=50,daily=30,tagged=release --dry-run
+        treering gc --keep within=90d --keep-runs last=100
     """
     from treering.core.retention import Keep
     from treering.errors import InvalidInput
@@ -116,10 +135,22 @@ def gc(
     if per_session:
         raise InvalidInput("--per-session requires --storage; a store applies --keep to each thread")
     seconds = _GRACE_SECONDS if grace is None else grace
-    with place.existing(every=every) as opened, progress("collecting"):
+    with place.existing(every=every) as opened, progress("collecting") as bar:
+
+        def on_progress(state: SweepProgress) -> None:
+            bar.update(
+                state.done, state.total, bytes=state.bytes, total_bytes=state.of_bytes, phase=state.phase
+            )
+
         results = _each(
             opened,
-            lambda one: one.gc(keep=policy, keep_runs=of_runs, dry_run=dry_run, grace_seconds=seconds),
+            lambda one: one.gc(
+                keep=policy,
+                keep_runs=of_runs,
+                dry_run=dry_run,
+                grace_seconds=seconds,
+                on_progress=on_progress if bar.is_shown else None,
+            ),
             every=every,
         )
     _show(results, _collection_lines, every=every, as_json=as_json)
@@ -152,10 +183,10 @@ def _collect_checkpoints(
 def forget(
     *,
     place: StorePlace,
-    thread: Annotated[str | None, typer.Option(metavar="ID", help="Thread to forget.")] = None,
+    thread: Annotated[str | None, typer.Option(metavar="THREAD", help="Thread to forget.")] = None,
     user_namespace: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Forget all of a user; with --thread: whose thread it is."),
+        typer.Option(metavar="USER", help="Forget all of a user; with --thread: whose thread it is."),
     ] = None,
     scope: Annotated[str | None, typer.Option(metavar="TEXT", help="Erasure scope to forget.")] = None,
     checkpoint: Annotated[
@@ -173,6 +204,10 @@ def forget(
     """Erase a thread or a user permanently.
 
     Or checkpoints of sandboxes; with --storage, a later gc deletes their files.
+
+    Examples:
+        treering forget --thread support/alice
+        treering forget --user-namespace alice --yes
     """
     if checkpoint or session is not None or storage is not None:
         _forget_checkpoints(checkpoint or [], session, storage, endpoint, place, yes=yes, as_json=as_json)
@@ -223,7 +258,11 @@ def reindex(
     every: AllOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Rebuild the roll-ups and the search index."""
+    """Rebuild the roll-ups and the search index.
+
+    Examples:
+        treering reindex --all
+    """
 
     def rebuild(one: Store) -> dict[str, bool]:
         one.reindex()
@@ -265,12 +304,16 @@ def copy(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy into another store; run again to resume."""
-    with place.existing(every=every) as opened, progress("copying") as update:
+    """Copy into another store; run again to resume.
+
+    Examples:
+        treering copy postgresql://agents@db.example/agents
+        treering copy ./other --all
+    """
+    with place.existing(every=every) as opened, progress("copying") as bar:
 
         def on_progress(state: CopyProgress) -> None:
-            if update is not None:
-                update(state.rows, state.of_rows)
+            bar.update(state.rows, state.of_rows, bytes=state.bytes)
 
         results = _each(
             opened, lambda one: one.copy_to(target, blobs=blobs, on_progress=on_progress), every=every
@@ -285,7 +328,12 @@ def stats(
     every: AllOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the size of the store and its growth."""
+    """Show the size of the store and its growth.
+
+    Examples:
+        treering stats
+        treering stats --all --json
+    """
     with place.existing(every=every) as opened:
         results = _each(opened, lambda one: one.stats(), every=every)
     _show(results, _stats_lines, every=every, as_json=as_json)
@@ -298,12 +346,15 @@ def backup(
     store_blobs: StoreBlobsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a consistent copy of the store while it is in use."""
-    with StorePlace(store, store_blobs).existing(every=True) as opened, progress("backing up") as update:
+    """Write a consistent copy of the store while it is in use.
+
+    Examples:
+        treering backup /backups/agents-today
+    """
+    with StorePlace(store, store_blobs).existing(every=True) as opened, progress("backing up") as bar:
 
         def on_progress(state: CopyProgress) -> None:
-            if update is not None:
-                update(state.rows, state.of_rows)
+            bar.update(state.rows, state.of_rows, bytes=state.bytes)
 
         report = opened.backup(path, on_progress=on_progress)
     held = counts({"spaces": len(report.spaces), "events": report.events, "objects": report.objects})
@@ -313,7 +364,11 @@ def backup(
 def migrate(
     *, store: StoreOption = None, store_blobs: StoreBlobsOption = None, as_json: JsonOption = False
 ) -> None:
-    """Upgrade the database schema to this version."""
+    """Upgrade the database schema to this version.
+
+    Examples:
+        treering migrate
+    """
     from treering.api import migrate as migrate_store
 
     result = migrate_store(store, blobs=store_blobs)
@@ -395,7 +450,7 @@ def _forgotten_lines(done: ForgetResult) -> list[str]:
     verb = "would drop" if done.dry_run else "dropped"
     return [
         f"{verb} {len(done.dropped):,} checkpoints, keep {done.kept:,}",
-        *(f"  {each.id}  {each.timestamp[:19]}  {each.tag}" for each in done.dropped),
+        *(f"  {each.id}  {when(each.timestamp)}  {each.tag}" for each in done.dropped),
     ]
 
 

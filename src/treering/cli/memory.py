@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from treering.cli.console import clean, counts, rows, say, show
-from treering.cli.options import JsonOption, StorePlace, UserNamespaceOption, takes_store
+from treering.cli.console import clean, counts, limited, rows, say, show
+from treering.cli.help import Commands
+from treering.cli.options import JsonOption, LimitOption, StorePlace, UserNamespaceOption, takes_store
+from treering.cli.progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,14 +22,16 @@ if TYPE_CHECKING:
     from treering.memory.vectors import StaticEmbedder
     from treering.store import Store
 
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the document, such as alice/tone.")]
+IdArgument = Annotated[
+    str, typer.Argument(metavar="DOCUMENT", help="Id of the document, such as alice/tone.")
+]
 TagOption = Annotated[list[str] | None, typer.Option("--tag", metavar="TAG", help="A tag; repeatable.")]
 VersionOption = Annotated[int | None, typer.Option("--version", metavar="N", help="An older version.")]
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    group = typer.Typer(no_args_is_help=True, help="Documents that agents remember.", rich_markup_mode=None)
+    group = Commands(help="Documents that agents remember.")
     for command in (save, get, search, embed, history, diff, restore, delete, forget, context, sync, protect):
         group.command()(command)
     group.command("list")(list_documents)
@@ -42,7 +46,9 @@ def save(
     user_namespace: UserNamespaceOption = "",
     tag: TagOption = None,
     auto_load: Annotated[bool, typer.Option("--auto-load", help="Load it into every context.")] = False,
-    expires_at: Annotated[str | None, typer.Option(metavar="TIME", help="When it expires, ISO 8601.")] = None,
+    expires_at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="When it expires, ISO 8601, or local.")
+    ] = None,
     if_version: Annotated[
         int | None,
         typer.Option(metavar="N", help="Fail unless it is at this version (0: it does not exist)."),
@@ -50,7 +56,13 @@ def save(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Save a document; its former versions are kept."""
+    """Save a document; its former versions are kept.
+
+    Examples:
+        treering memory save alice/tone "Prefers short answers" --tag style
+        treering memory save notes - --auto-load
+    """
+    from treering.cli.render import local_time
     from treering.memory.documents import parse_time
 
     text = sys.stdin.read() if content == "-" else content
@@ -60,7 +72,7 @@ def save(
             text,
             tags=tag or (),
             auto_load=auto_load,
-            expires_at=None if expires_at is None else parse_time(expires_at, "--expires-at"),
+            expires_at=None if expires_at is None else parse_time(local_time(expires_at), "--expires-at"),
             if_version=if_version,
         )
     show(_to_dict(document), [f"{clean(id)} is at version {document.version}"], as_json=as_json)
@@ -75,7 +87,12 @@ def get(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Print a document."""
+    """Print a document.
+
+    Examples:
+        treering memory get alice/tone
+        treering memory get alice/tone --version 1
+    """
     from treering.errors import NotFound
 
     with place.existing() as opened:
@@ -94,16 +111,26 @@ def list_documents(
     match: Annotated[Literal["any", "all"], typer.Option(help="Match any of the tags, or all.")] = "any",
     prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only ids with this prefix.")] = "",
     expired: Annotated[bool, typer.Option("--expired", help="Include expired documents.")] = False,
-    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Maximum number; 0 for all.")] = 0,
+    limit: LimitOption = 200,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """List documents, by id."""
+    """List documents, by id.
+
+    Examples:
+        treering memory list
+        treering memory list --tag style --prefix alice/
+    """
     with place.existing() as opened:
         memory = _memory(opened, user_namespace)
-        documents = memory.query(
-            tags=tag or (), match=match, prefix=prefix, include_expired=expired, limit=limit or None
+        found = memory.query(
+            tags=tag or (),
+            match=match,
+            prefix=prefix,
+            include_expired=expired,
+            limit=limit + 1 if limit else None,
         )
+        documents = limited(found, limit)
         named = islice((name for name in memory.namespaces() if name), 20)
         elsewhere = [] if documents or user_namespace else list(named)
     if elsewhere:
@@ -125,11 +152,18 @@ def search(
         ),
     ] = False,
     tag: TagOption = None,
-    limit: Annotated[int, typer.Option(metavar="N", help="Maximum number of hits.")] = 10,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show at most N hits.")
+    ] = 10,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Search documents, best match first."""
+    """Search documents, best match first.
+
+    Examples:
+        treering memory search "short answers"
+        treering memory search tone --everywhere --semantic
+    """
     embedder = _embedder() if semantic else None
     with place.existing() as opened:
         found = _memory(opened, user_namespace).search(
@@ -159,9 +193,13 @@ def embed(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Create missing vectors, for search --semantic."""
+    """Create missing vectors, for search --semantic.
+
+    Examples:
+        treering memory embed
+    """
     embedder = _embedder()
-    with place.existing() as opened:
+    with place.existing() as opened, progress("embedding"):
         count = _memory(opened, user_namespace).with_embedder(embedder).embed()
     show({"embedded": count}, [f"{count:,} vectors created"], as_json=as_json)
 
@@ -171,15 +209,20 @@ def history(
     id: IdArgument,
     *,
     user_namespace: UserNamespaceOption = "",
+    limit: LimitOption = 100,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """List the versions of a document, newest first."""
+    """List the versions of a document, newest first.
+
+    Examples:
+        treering memory history alice/tone
+    """
     from treering.cli.render import when
     from treering.errors import NotFound
 
     with place.existing() as opened:
-        versions = list(_memory(opened, user_namespace).history(id))
+        versions = limited(_memory(opened, user_namespace).history(id), limit)
     if not versions:
         raise NotFound(f"memory {id!r} not found. List documents with: treering memory list")
     data = [
@@ -209,7 +252,11 @@ def diff(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the changes between two versions."""
+    """Show the changes between two versions.
+
+    Examples:
+        treering memory diff alice/tone 1 2
+    """
     with place.existing() as opened:
         found = _memory(opened, user_namespace).diff(id, old, new)
     lines = [clean(found.text)] if found.text else []
@@ -228,7 +275,11 @@ def restore(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Save an older version again, as the newest one."""
+    """Save an older version again, as the newest one.
+
+    Examples:
+        treering memory restore alice/tone 1
+    """
     with place.existing() as opened:
         document = _memory(opened, user_namespace).restore(id, version)
     show(_to_dict(document), [f"{clean(id)} is at version {document.version}"], as_json=as_json)
@@ -245,7 +296,11 @@ def delete(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete a document; it can be restored."""
+    """Delete a document; it can be restored.
+
+    Examples:
+        treering memory delete alice/tone
+    """
     from treering.errors import NotFound
 
     with place.existing() as opened:
@@ -263,7 +318,11 @@ def forget(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Erase a document and all its versions permanently."""
+    """Erase a document and all its versions permanently.
+
+    Examples:
+        treering memory forget alice/tone --yes
+    """
     if not yes:
         typer.confirm(f"Permanently erase all versions of {clean(id)}?", abort=True, err=True)
     with place.existing() as opened:
@@ -288,7 +347,11 @@ def context(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the text that is loaded into an agent's context."""
+    """Print the text that is loaded into an agent's context.
+
+    Examples:
+        treering memory context --max-tokens 2000
+    """
     with place.existing() as opened:
         loaded = _memory(opened, user_namespace).context(
             auto_load=not everything, max_documents=max_documents, max_tokens=max_tokens
@@ -318,8 +381,12 @@ def sync(
     """Synchronise a folder of Markdown files with memory.
 
     A document that was changed on both sides is reported and left alone.
+
+    Examples:
+        treering memory sync ./memories
+        treering memory sync ./memories --dry-run
     """
-    with place.open() as opened:
+    with place.open() as opened, progress("synchronising"):
         done = _memory(opened, user_namespace).sync_folder(folder, dry_run=dry_run)
     changes = {
         "imported": done.imported,
@@ -348,6 +415,10 @@ def protect(
     """Keep MEMORY.md, which is private, out of git commits.
 
     Repeat this after each clone.
+
+    Examples:
+        treering memory protect
+        treering memory protect . --check
     """
     from treering.compat.memory.agent_files import check_protection
     from treering.compat.memory.agent_files import protect as protect_file

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 StoreOption = Annotated[
     str | None,
-    typer.Option("--store", metavar="URL", help="Folder or URL of the store [TREERING_URL or ./.treering]."),
+    typer.Option(
+        "--store", metavar="URL", help="Folder or URL of the store [TREERING_URL, or the nearest .treering]."
+    ),
 ]
 StoreBlobsOption = Annotated[
     str | None,
@@ -35,13 +37,16 @@ StoreBlobsOption = Annotated[
     ),
 ]
 NamespaceOption = Annotated[
-    str | None, typer.Option("--namespace", metavar="NAME", help="Namespace of the store [default].")
+    str | None, typer.Option("--namespace", metavar="NAMESPACE", help="Namespace of the store [default].")
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="All namespaces of the store, one by one.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+LimitOption = Annotated[
+    int, typer.Option("--limit", "-n", metavar="N", min=0, help="Show at most N; 0 for all.")
+]
 UserNamespaceOption = Annotated[
     str,
-    typer.Option("--user-namespace", metavar="NAME", help="Namespace of a user or project within the store."),
+    typer.Option("--user-namespace", metavar="USER", help="Namespace of a user or project within the store."),
 ]
 
 _PARAMETER: Final = "place"
@@ -104,4 +109,8 @@ class takes_store:  # noqa: N801 - used as a decorator
                 spread += (option.replace(kind=each.kind) for option in options)
             else:
                 spread.append(each)
-        return own.replace(parameters=spread)
+        from treering.cli.completion import complete_parameters
+
+        whole = own.replace(parameters=spread)
+        complete_parameters(whole)
+        return whole

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 from treering.cli.console import clean
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from treering.threads.checkpoint import CheckpointRecord
     from treering.threads.directory import ThreadInfo
 
@@ -65,9 +67,60 @@ def said(message: Any, limit: int = _LINE) -> str:
     return f"{speaker(message)}: {clean(preview(message, limit))}"
 
 
-def when(iso: str) -> str:
-    """Format a time for people, to the second, in UTC."""
-    return iso[:19].replace("T", " ")
+def said_value(value: Any, limit: int = _LINE) -> str:
+    """Return the beginning of an input or output on one line: the last message, if it holds messages."""
+    from treering.runs.messages import preview_of, preview_value, read_messages
+
+    messages = read_messages(value)
+    return clean(preview_of(messages[-1], limit) if messages else preview_value(value, limit))
+
+
+def when(time: str | int | datetime) -> str:
+    """Format a time for people, to the second, in the local time zone and with its name.
+
+    ``time`` is ISO 8601, microseconds or a datetime; other text, such as ``-``, is returned as it is.
+    """
+    moment = _moment(time)
+    return str(time) if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+
+
+def clock_time(time: str | int | datetime) -> tuple[str, str]:
+    """Return the local day with its time zone, and the time of that day to the millisecond."""
+    moment = _moment(time)
+    if moment is None:
+        return str(time), ""
+    local = moment.astimezone()
+    return local.strftime("%Y-%m-%d %Z"), local.strftime("%H:%M:%S.") + f"{local.microsecond // 1000:03}"
+
+
+def local_time(text: str) -> str:
+    """Return a time that a person typed with its UTC offset: without one, it is in the local time zone.
+
+    Other text is returned as it is.
+    """
+    from datetime import datetime
+
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    is_time = "-" in text and moment.tzinfo is None  # 12 is a step, and 20261116 may be one
+    return moment.astimezone().isoformat() if is_time else text
+
+
+def _moment(time: str | int | datetime) -> datetime | None:
+    from datetime import UTC, datetime
+
+    from treering.core.clock import to_datetime
+
+    if isinstance(time, int):
+        return to_datetime(time)
+    if isinstance(time, str):
+        try:
+            time = datetime.fromisoformat(time)
+        except ValueError:
+            return None
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
 def summary(checkpoint: CheckpointRecord) -> dict[str, Any]:

@@ -8,31 +8,47 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from treering.cli.console import clean, clean_json, plain, rows, say, show, size
+from treering.cli.console import (
+    clean,
+    clean_json,
+    dim,
+    each_of,
+    limited,
+    plain,
+    rows,
+    say,
+    show,
+    size,
+    status_text,
+)
 from treering.cli.options import (
     JsonOption,
+    LimitOption,
     StorePlace,
     UserNamespaceOption,
     takes_store,
 )
-from treering.cli.render import one_line, raw, when
+from treering.cli.render import clock_time, one_line, raw, said_value, when
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from treering.runs.compare import ComparedStep, Divergence, RunFigures
     from treering.runs.cost import CostReport
     from treering.runs.follow import LiveEvent
     from treering.runs.performance import Percentiles, PerformanceRow
     from treering.runs.replay import ReplayStep
-    from treering.runs.run import RunInfo
     from treering.runs.timeline import TimelineEvent
+    from treering.store import Store
 
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The id of a run, or 'last'.")]
-AgentOption = Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Filter by agent.")]
+AgentOption = Annotated[str | None, typer.Option("--agent", metavar="AGENT", help="Filter by agent.")]
 KindOption = Annotated[
     str | None,
     typer.Option("--kind", metavar="KIND", help="Filter by kind (message, tool, llm, agent, ...)."),
@@ -60,25 +76,24 @@ def runs(
         typer.Option(metavar="STATUS", help="Filter by status (ok, error, running, crashed, unfinished)."),
     ] = None,
     tag: Annotated[str | None, typer.Option(metavar="TAG", help="Filter by tag.")] = None,
-    last: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Number of runs.")] = 20,
+    limit: LimitOption = 20,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List runs, newest first."""
+    """List runs, newest first.
+
+    Examples:
+        treering runs
+        treering runs --agent planner --status error
+        treering runs --limit 100 --json
+    """
     from treering.core.ids import short_ids
     from treering.runs.cost import format_cost
 
     with place.existing() as opened:
-        infos: list[RunInfo] = []
-        cursor: str | None = None
         listing = opened.runs.in_namespace(user_namespace)
-        while len(infos) < last:
-            page = listing.page(first=last - len(infos), cursor=cursor, agent=agent, status=status, tag=tag)
-            infos += page.runs
-            cursor = page.cursor
-            if cursor is None:
-                break
+        infos = limited(listing.each(agent=agent, status=status, tag=tag), limit)
         costs = {info.id: opened.cost.of_run(info.id).total for info in infos}
     ids = short_ids(info.id for info in infos)
     table = [("RUN", "AGENT", "STATUS", "STARTED", "TOOK", "TOKENS", "COST", "THREAD")]
@@ -86,7 +101,7 @@ def runs(
         (
             clean(ids[info.id]),
             clean(info.agent or ""),
-            info.status,
+            status_text(info.status),
             when(info.started_at),
             seconds(info.duration_us),
             f"{costs[info.id].tokens:,}",
@@ -117,12 +132,19 @@ def timeline(
         str | None, typer.Option(metavar="STATUS", help="Filter spans by status (ok, error, running).")
     ] = None,
     text: Annotated[str | None, typer.Option(metavar="TEXT", help="Filter by words.")] = None,
+    limit: LimitOption = 500,
     everything: Annotated[bool, typer.Option("--everything", help="Show everything recorded.")] = False,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show the timeline of a run or a thread."""
+    """Show the timeline of a run or a thread.
+
+    Examples:
+        treering timeline last
+        treering timeline last --kind tool --status error
+        treering timeline --thread support/alice
+    """
     from treering.core.ids import short_ids
     from treering.runs.timeline import TimelineFilter
 
@@ -136,14 +158,9 @@ def timeline(
         else:
             info = opened.runs.get(_id(opened, run))
             read, start_us = partial(opened.timeline.of_run, info.id), info.started_at_us
-        events: list[TimelineEvent] = []
-        cursor: str | None = None
-        while True:
-            page = read(cursor=cursor, everything=everything, filter=timeline_filter)
-            events += page.events
-            cursor = page.cursor
-            if cursor is None:
-                break
+        pages = each_of(partial(read, everything=everything, filter=timeline_filter))
+        events = limited((event for page in pages for event in page.events), limit)
+        contents = _contents(opened, events)
     if start_us is None:
         start_us = events[0].ts_us if events else 0
     spans = short_ids(filter(None, map(_span_of, events)))
@@ -152,12 +169,15 @@ def timeline(
             f"{(event.ts_us - start_us) / 1e6:.3f}",
             clean(spans.get(_span_of(event), "")),
             clean(event.agent or ""),
-            clean(event.label),
+            _what(event, contents[index]),
         )
-        for event in events
+        for index, event in enumerate(events)
     ]
     lines = rows([("AT", "SPAN", "AGENT", "WHAT"), *table])
-    show(list(map(_event_to_plain, events)), lines if events else ["no events"], as_json=as_json)
+    values = [
+        {**_event_to_plain(event), "content": raw(contents[index])} for index, event in enumerate(events)
+    ]
+    show(values, lines if events else ["no events"], as_json=as_json)
 
 
 @takes_store
@@ -167,17 +187,22 @@ def replay(
     speed: Annotated[
         float | None, typer.Option(metavar="X", help="Replay in real time, X times as fast [no wait].")
     ] = None,
+    limit: LimitOption = 0,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Replay a run step by step, with the chunks of streams.
 
     With --json, print one line per step.
+
+    Examples:
+        treering replay last
+        treering replay last --speed 4
     """
     from treering.cli.render import words
 
     with place.existing() as opened:
-        for step in opened.runs.replay(_id(opened, run), speed=speed):
+        for step in islice(opened.runs.replay(_id(opened, run), speed=speed), limit or None):
             if as_json:
                 typer.echo(_step_to_json(step))
                 continue
@@ -197,7 +222,11 @@ def compare(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two runs and find the first difference."""
+    """Compare two runs and find the first difference.
+
+    Examples:
+        treering compare run_01k9abcdefgh run_01k9xyabcdef --currency EUR
+    """
     from treering.core.ids import short_ids
 
     with place.existing() as opened:
@@ -214,11 +243,18 @@ def search(
     run: Annotated[str | None, typer.Option(metavar="RUN", help="Filter by run.")] = None,
     agent: AgentOption = None,
     kind: KindOption = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Number of hits.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="Show at most N hits.")
+    ] = 20,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Search messages, inputs and outputs."""
+    """Search messages, inputs and outputs.
+
+    Examples:
+        treering search "refund page"
+        treering search timeout --kind tool --agent planner
+    """
     from treering.core.ids import short_ids
 
     with place.existing() as opened:
@@ -248,9 +284,11 @@ def tail(
     after: Annotated[
         int | None, typer.Option("--after", metavar="SEQ", help="Start after this sequence number [now].")
     ] = None,
-    run: Annotated[str | None, typer.Option("--run", metavar="ID", help="Filter by run.")] = None,
-    thread: Annotated[str | None, typer.Option("--thread", metavar="ID", help="Filter by thread.")] = None,
-    agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Filter by agent.")] = None,
+    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Filter by run.")] = None,
+    thread: Annotated[
+        str | None, typer.Option("--thread", metavar="THREAD", help="Filter by thread.")
+    ] = None,
+    agent: Annotated[str | None, typer.Option("--agent", metavar="AGENT", help="Filter by agent.")] = None,
     kinds: Annotated[
         list[str] | None,
         typer.Option("--kind", metavar="KIND", help="Filter by kind, such as span, span.tool or message."),
@@ -262,18 +300,26 @@ def tail(
         Literal["journal", "timeline"],
         typer.Option("--shape", help="Print rows as they are stored, or the events of a timeline."),
     ] = "journal",
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=0, help="Stop after N events; 0 for never.")
+    ] = 0,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Follow new events of all processes, until Ctrl-C.
 
     With --json, print one line per event.
+
+    Examples:
+        treering tail
+        treering tail --thread support/alice --shape timeline
+        treering tail --kind span --json --limit 1
     """
     import msgspec
 
     with place.existing() as opened:
         follow = opened.timeline.live if shape == "timeline" else opened.timeline.follow
-        for event in follow(
+        events: Iterable[LiveEvent | TimelineEvent] = follow(
             after=after,
             run=None if run is None else _id_if_known(opened, run),
             thread=thread,
@@ -281,11 +327,19 @@ def tail(
             agent=agent,
             kinds=kinds or (),
             seconds=seconds,
-        ):
+        )
+        last_day = ""
+        for event in islice(events, limit or None):
+            (content,) = _contents(opened, [event])
             if as_json:
-                typer.echo(clean_json(msgspec.json.encode(_event_to_plain(event))))
+                value = {**_event_to_plain(event), "content": raw(content)}
+                typer.echo(clean_json(msgspec.json.encode(value)))
             else:
-                typer.echo(_live_line(event))
+                day, time = clock_time(event.ts_us)
+                if day != last_day:
+                    typer.echo(dim(day))
+                    last_day = day
+                typer.echo(_live_line(event, time, content))
             sys.stdout.flush()
 
 
@@ -301,22 +355,30 @@ def cost(
     currency: Annotated[
         str | None, typer.Option(metavar="CODE", help="Convert amounts to a currency, such as EUR.")
     ] = None,
+    limit: LimitOption = 50,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Show tokens and cost."""
+    """Show tokens and cost.
+
+    Examples:
+        treering cost
+        treering cost --by day --days 7
+        treering cost --by model --run last --currency EUR
+    """
     from treering.core.clock import DAY_US, to_iso
     from treering.runs.cost import format_cost
 
     with place.existing() as opened:
         report = _cost_report(opened, by, run, days, currency)
     table = [(by.upper(), "TOKENS", "COST", "EVENTS", "ERRORS")]
-    for part in (*report.parts, report.total):
+    parts = limited(report.parts, limit)
+    for part in (*parts, report.total):
         key = part.key
         name = to_iso(key * DAY_US)[:10] if by == "day" and isinstance(key, int) else str(key or "-")
         shown = "total" if part is report.total else clean(name)
         table.append((shown, f"{part.tokens:,}", format_cost(part), str(part.events), str(part.errors)))
-    show(plain(report), rows(table), as_json=as_json)
+    show({**plain(report), "parts": plain(parts)}, rows(table), as_json=as_json)
     if report.total.unpriced_tokens:
         say(f"?: {report.total.unpriced_tokens:,} tokens without a price are not included")
     for rate in report.total.rates:
@@ -331,18 +393,27 @@ def performance(
     ] = "model",
     agent: Annotated[str | None, typer.Option(metavar="NAME", help="Filter by agent.")] = None,
     days: DaysOption = None,
+    limit: LimitOption = 50,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Show latency, error rates and tokens per second."""
+    """Show latency, error rates and tokens per second.
+
+    Examples:
+        treering performance
+        treering performance --by tool --days 7
+    """
     from treering.core.clock import DAY_US
 
     with place.existing() as opened:
         since_us = None if days is None else opened.clock.now_us() - days * DAY_US
         report = opened.performance.report(by, agent=agent, since_us=since_us)
     table = [(by.upper(), "CALLS", "FAILED", "P50", "P95", "P99", "FIRST TOKEN", "TOKENS/S")]
-    table += [_performance_row(row) for row in report.rows]
-    show(plain(report), rows(table) if report.rows else ["no calls"], as_json=as_json)
+    shown = limited(report.rows, limit)
+    table += [_performance_row(row) for row in shown]
+    show(
+        {**plain(report), "rows": plain(shown)}, rows(table) if report.rows else ["no calls"], as_json=as_json
+    )
     if report.is_partial:
         say(f"only the newest {report.events:,} events were read")
 
@@ -350,16 +421,27 @@ def performance(
 @takes_store
 def growth(
     *,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=0, help="Show the last N days; 0 for all.")
+    ] = 30,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how the store grows."""
+    """Show how the store grows.
+
+    Examples:
+        treering growth
+        treering growth --limit 7
+    """
+    import msgspec
+
     with place.existing() as opened:
         found = opened.growth()
+    found = msgspec.structs.replace(found, days=found.days[-limit:])
     table = [("DAY", "RUNS", "EVENTS", "GREW", "TOTAL")]
     table += [
         (day.date, str(day.runs), f"{day.events:,}", size(day.bytes), size(day.total_bytes))
-        for day in found.days[-30:]
+        for day in found.days
     ]
     rate, later = size(round(found.bytes_per_day)), size(found.in_30_days_bytes)
     trend = f"{rate} per day over the last {found.days_looked_at} days; {later} in 30 days at this rate"
@@ -443,7 +525,7 @@ def _figures(found: tuple[RunFigures, ...]) -> list[tuple[str, ...]]:
     usage = ("input", "cache_read", "cache_write", "cache_write_1h", "output", "reasoning", "other")
     lines = [
         ("agent", *(clean(each.run.agent or "") for each in found)),
-        ("status", *(each.run.status for each in found)),
+        ("status", *(status_text(each.run.status) for each in found)),
         ("took", *(seconds(each.duration_us) for each in found)),
         ("cost", *(format_cost(each.cost) for each in found)),
     ]
@@ -488,33 +570,43 @@ def _event_to_plain(event: LiveEvent | TimelineEvent) -> Any:
     return {**plain(event), "ts": event.ts} if isinstance(event, TimelineEvent) else plain(event)
 
 
-def _live_line(event: LiveEvent | TimelineEvent) -> str:
-    """Time, agent, what happened, time and cost. `typer.echo` strips colours if there is no terminal."""
+def _contents(opened: Store, events: Sequence[LiveEvent | TimelineEvent]) -> list[Any]:
+    """Return what each event says: a message, an input or an output; ``None`` if it says nothing."""
+    addresses = [event.body for event in events if event.body is not None]
+    found = iter(opened.timeline.content(*addresses) if addresses else ())
+    return [None if event.body is None else next(found) for event in events]
+
+
+def _what(event: TimelineEvent, content: Any) -> str:
+    """Return a line of a timeline: what happened, and the beginning of what was said."""
+    kind = "message" if event.type == "message" else event.type.partition(".")[0]
+    failed = event.meta.get("status") not in (None, "ok")
+    label = typer.style(clean(event.label), fg="red" if failed else _COLOURS.get(kind))
+    return label if content is None else f"{label}: {said_value(content, _MAX_LINE)}"
+
+
+def _live_line(event: LiveEvent | TimelineEvent, time: str, content: Any) -> str:
+    """Time, agent, what happened and was said, duration and cost."""
     from treering.runs.timeline import TimelineEvent
 
+    who = typer.style(f"{clean(event.agent or '-')[:16]:<16}", bold=True)
     if isinstance(event, TimelineEvent):
-        return "  ".join(
-            (
-                typer.style(event.ts[11:23], dim=True),
-                typer.style(f"{clean(event.agent or '-')[:16]:<16}", bold=True),
-                clean(event.label)[:_MAX_LINE],
-                typer.style(f"#{event.seq}", dim=True),
-            )
-        )
+        return "  ".join((dim(time), who, _what(event, content), dim(f"#{event.seq}")))
     form, _, kind = event.kind.partition(".")
     word = kind or form
+    said = "" if content is None else f": {said_value(content, _MAX_LINE)}"
     parts = [
-        typer.style(event.ts[11:23], dim=True),
-        typer.style(f"{clean(event.agent or '-')[:16]:<16}", bold=True),
+        dim(time),
+        who,
         typer.style(f"{clean(word)[:12]:<12}", fg=_COLOURS.get(word)),
-        clean(_describe_event(event))[:_MAX_LINE],
+        clean(_describe_event(event))[:_MAX_LINE] + said,
     ]
     totals = _totals(event)
     if totals:
-        parts.append(typer.style(totals, dim=True))
+        parts.append(dim(totals))
     if event.status not in (None, "ok"):
-        parts.append(typer.style(clean(str(event.status)), fg="red", bold=True))
-    parts.append(typer.style(f"#{event.seq}", dim=True))
+        parts.append(status_text(event.status, clean(event.status)))
+    parts.append(dim(f"#{event.seq}"))
     return "  ".join(parts)
 
 

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from treering.cli.console import clean, rows, say, show, size
+from treering.cli.console import clean, limited, rows, say, show, size
 from treering.cli.options import (
     JsonOption,
+    LimitOption,
     StorePlace,
     takes_store,
 )
+from treering.cli.render import when
 
 if TYPE_CHECKING:
     from treering.sandbox.sandbox import RunResult
@@ -88,6 +90,11 @@ def run(
     """Run a CLI agent in a home of its own, and take a checkpoint.
 
     Any other program works as well.
+
+    Examples:
+        treering run -- python job.py
+        treering run --agent claude --prompt "Fix the tests" --workspace .
+        treering run --from latest -- ./continue.sh
     """
     from treering.errors import InvalidInput
     from treering.sandbox.sandbox import CheckpointWarning, Sandbox
@@ -131,23 +138,29 @@ def run(
 def checkpoints(
     *,
     tag: Annotated[str | None, typer.Option(metavar="TAG", help="Filter by session.")] = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, max=500, help="Number of checkpoints.")] = 50,
+    limit: LimitOption = 50,
     storage: StorageOption = None,
     endpoint: EndpointOption = None,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """List the checkpoints of sandboxes, newest first."""
+    """List the checkpoints of sandboxes, newest first.
+
+    Examples:
+        treering checkpoints
+        treering checkpoints --storage s3://bucket/agents --limit 5
+    """
     from treering.core.ids import short_ids
+    from treering.sandbox.storage import MAX_LIMIT
 
     with open_checkpoints(storage, endpoint, place) as opened:
-        found = opened.list(limit=limit, tag=tag)
+        found = limited(opened.list(limit=min(limit + 1, MAX_LIMIT) if limit else MAX_LIMIT, tag=tag), limit)
     ids = short_ids(name for each in found for name in (each.id, each.parent_id) if name)
     table = [("id", "taken", "files", "size", "agent", "parent", "comment")]
     table += [
         (
             ids[each.id],
-            each.timestamp[:19],
+            when(each.timestamp),
             f"{each.files or 0:,}",
             size(each.size_bytes or 0),
             each.agent_type or "",

@@ -7,12 +7,13 @@ gets the prompt on standard input and the rest in its environment, and its stand
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from treering.cli.console import clean, rows, say, show
-from treering.cli.options import JsonOption, StorePlace, UserNamespaceOption, takes_store
+from treering.cli.console import clean, limited, rows, say, show, status_text
+from treering.cli.help import Commands
+from treering.cli.options import JsonOption, LimitOption, StorePlace, UserNamespaceOption, takes_store
 from treering.cli.render import as_json as json_text
 from treering.cli.render import one_line, raw, when
 
@@ -26,20 +27,22 @@ TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="The id of a t
 TimeZoneOption = Annotated[str, typer.Option("--tz", metavar="ZONE", help="IANA time zone.")]
 Verb = Literal["cancel_task", "pause", "resume", "run_now"]
 
+_VERBS: Final[tuple[tuple[str, Verb, str, str], ...]] = (
+    ("cancel", "cancel_task", "cancelled", "Cancel a task for good."),
+    ("pause", "pause", "paused", "Pause a task until it is resumed."),
+    ("resume", "resume", "resumed", "Resume a paused task."),
+    ("run-now", "run_now", "is waiting for a worker", "Have a worker run a task once, as soon as possible."),
+)
+
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    group = typer.Typer(
-        help="Scheduled tasks: cron, interval, once.", no_args_is_help=True, rich_markup_mode=None
-    )
+    group = Commands(help="Scheduled tasks: cron, interval, once.")
     for name, command in (("list", list_tasks), ("add", add), ("show", show_task), ("preview", preview)):
         group.command(name)(command)
-    group.command("cancel", help="Cancel a task for good.")(_verb("cancel_task", "cancelled"))
-    group.command("pause", help="Pause a task until it is resumed.")(_verb("pause", "paused"))
-    group.command("resume", help="Resume a paused task.")(_verb("resume", "resumed"))
-    group.command("run-now", help="Have a worker run a task once, as soon as possible.")(
-        _verb("run_now", "is waiting for a worker")
-    )
+    for name, verb, outcome, summary in _VERBS:
+        example = f"{summary}\n\nExamples:\n    treering schedules {name} task_01k9"
+        group.command(name, help=example)(_verb(verb, outcome))
     group.command("occurrences")(list_occurrences)
     app.add_typer(group, name="schedules")
     app.command("worker")(worker)
@@ -49,21 +52,23 @@ def add_to(app: typer.Typer) -> None:
 def list_tasks(
     *,
     all: Annotated[bool, typer.Option("--all", help="Include done and cancelled tasks.")] = False,
-    limit: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Maximum number of tasks, oldest first; 0 for all.")
-    ] = 200,
+    limit: LimitOption = 200,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List scheduled tasks, oldest first."""
+    """List scheduled tasks, oldest first.
+
+    Examples:
+        treering schedules list
+        treering schedules list --all --limit 0
+    """
     with place.existing() as opened:
         schedules = opened.schedules.in_namespace(user_namespace)
-        if limit:
-            page = schedules.task_page(all=all, first=limit)
-            tasks, has_more = page.tasks, page.cursor is not None
-        else:
-            tasks, has_more = schedules.list_tasks(all=all), False
+        known = (
+            schedules.task_page(all=all, first=limit + 1).tasks if limit else schedules.list_tasks(all=all)
+        )
+        tasks = limited(known, limit)
     table = [("id", "when", "next run", "last run", "status", "prompt")]
     table += [
         (
@@ -71,14 +76,12 @@ def list_tasks(
             clean(task.timing.describe()),
             when(task.next_run or "-"),
             when(task.last_run or "-"),
-            task.status,
+            status_text(task.status),
             one_line(clean(task.prompt), 40),
         )
         for task in tasks
     ]
     show([_task(task) for task in tasks], rows(table), as_json=as_json)
-    if has_more and not as_json:
-        say("... and younger ones (--limit 0 lists all)")
 
 
 @takes_store
@@ -109,7 +112,12 @@ def add(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Schedule a task."""
+    """Schedule a task.
+
+    Examples:
+        treering schedules add "Send the report" --cron "0 8 * * *" --tz Europe/Berlin
+        treering schedules add "Check the inbox" --every 600
+    """
     from treering.errors import InvalidInput
 
     given: list[tuple[str, Any]] = [
@@ -143,14 +151,18 @@ def show_task(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show a task."""
+    """Show a task.
+
+    Examples:
+        treering schedules show task_01k9
+    """
     with place.existing() as opened:
         task = opened.schedules.in_namespace(user_namespace).get(task_id)
     facts = {
         "when": task.timing.describe(),
         "status": task.status,
-        "next run": task.next_run or "-",
-        "last run": task.last_run or "-",
+        "next run": when(task.next_run or "-"),
+        "last run": when(task.last_run or "-"),
         "runs": str(task.runs),
         "open": str(len(task.open_occurrences)),
         "channel": f"{task.channel} {task.chat_id}".strip() or "-",
@@ -164,50 +176,54 @@ def show_task(
 
 @takes_store
 def preview(
-    what: Annotated[str, typer.Argument(metavar="TASK|EXPR", help="The id of a task, or a cron expression.")],
+    what: Annotated[str, typer.Argument(metavar="TASK", help="The id of a task, or a cron expression.")],
     *,
-    count: Annotated[int, typer.Option(metavar="N", min=1, help="Number of due times.")] = 5,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Number of due times.")] = 5,
     tz: TimeZoneOption = "UTC",
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show the next due times of a task or a cron expression."""
+    """Show the next due times of a task or a cron expression.
+
+    Examples:
+        treering schedules preview "0 8 * * 1-5" --tz Europe/Berlin --limit 3
+    """
     if " " in what.strip():
         from treering.api import open as open_store
 
         with open_store("memory:") as scratch:
-            times = scratch.schedules.preview_cron(what, count, tz=tz)
+            times = scratch.schedules.preview_cron(what, limit, tz=tz)
     else:
         with place.existing() as opened:
-            times = opened.schedules.in_namespace(user_namespace).preview(what, count)
-    shown = [each.isoformat() for each in times]
-    show(shown, shown, as_json=as_json)
+            times = opened.schedules.in_namespace(user_namespace).preview(what, limit)
+    show([each.isoformat() for each in times], [when(each) for each in times], as_json=as_json)
 
 
 @takes_store
 def list_occurrences(
     task_id: Annotated[str | None, typer.Argument(metavar="TASK", help="Only this task.")] = None,
     *,
-    last: Annotated[
-        int, typer.Option(metavar="N", min=0, help="How many to show, newest first; 0 for all.")
-    ] = 20,
+    limit: LimitOption = 20,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List finished and skipped occurrences, newest first."""
-    from itertools import islice
+    """List finished and skipped occurrences, newest first.
 
+    Examples:
+        treering schedules occurrences
+        treering schedules occurrences task_01k9 --limit 5
+    """
     with place.existing() as opened:
         found = opened.schedules.in_namespace(user_namespace).occurrences(task_id)
-        reports = list(islice(found, last or None))
+        reports = limited(found, limit)
     table = [("task", "due", "outcome", "seconds", "result")]
     table += [
         (
             clean(each.task_id),
             when(each.scheduled_at),
-            _outcome(each),
+            status_text(each.outcome, _outcome(each)),
             "" if each.outcome == "skipped" else f"{each.duration_us / 1e6:.2f}",
             one_line(clean(each.reason or ("" if each.result is None else json_text(each.result)))),
         )
@@ -284,6 +300,10 @@ def worker(
     """Run scheduled tasks until SIGTERM or Ctrl-C.
 
     Waits for running occurrences before it exits.
+
+    Examples:
+        treering worker --handler mypackage.tasks:handle
+        treering worker --concurrency 2 -- ./handle.sh
     """
     import logging
     import signal

@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
-from treering.cli.console import clean, rows, say, show
-from treering.cli.options import JsonOption, StoreBlobsOption, StoreOption, StorePlace, takes_store
+from treering.cli.console import clean, limited, rows, say, show
+from treering.cli.help import Commands
+from treering.cli.options import (
+    JsonOption,
+    LimitOption,
+    StoreBlobsOption,
+    StoreOption,
+    StorePlace,
+    takes_store,
+)
+from treering.cli.render import when
 
 if TYPE_CHECKING:
     from treering.server.auth import Keys, Scope
@@ -19,7 +28,7 @@ if TYPE_CHECKING:
 KEY_ENVIRONMENT: Final = "TREERING_API_KEY"
 PORT: Final = 8787
 
-keys = typer.Typer(help="Manage the API keys of a store.", no_args_is_help=True, rich_markup_mode=None)
+keys = Commands(help="Manage the API keys of a store.")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -63,6 +72,11 @@ def serve(
 
     REST, live streams, OTLP, and treering.open("https://...") from other machines. Without an API key it
     listens on this machine only.
+
+    Examples:
+        treering serve
+        treering serve --host 0.0.0.0 --port 8787
+        treering serve --grpc-port 4317
     """
     from treering.api import MissingExtra
 
@@ -110,7 +124,11 @@ def create(
     store_blobs: StoreBlobsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create a key and show it once."""
+    """Create a key and show it once.
+
+    Examples:
+        treering keys create --scope read --name dashboard
+    """
     with _keys(store, store_blobs, create=True) as found:
         new = found.create(project=project, scope=cast("Scope", scope), name=name)
     say("save this key now: it is not stored and cannot be shown again")
@@ -121,13 +139,21 @@ def create(
 
 @keys.command("list")
 def list_keys(
-    *, store: StoreOption = None, store_blobs: StoreBlobsOption = None, as_json: JsonOption = False
+    *,
+    limit: LimitOption = 100,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """List keys, without their secrets."""
+    """List keys, without their secrets.
+
+    Examples:
+        treering keys list
+    """
     from treering.core.clock import to_iso
 
     with _keys(store, store_blobs) as opened:
-        found = opened.list()
+        found = limited(opened.list(), limit)
     plain = [
         {
             "id": each.id,
@@ -140,7 +166,7 @@ def list_keys(
     ]
     head = ["ID", "PROJECT", "SCOPE", "CREATED", "NAME"]
     table = [
-        [each["id"], each["project"], each["scope"], each["created_at"], clean(each["name"])]
+        [each["id"], each["project"], each["scope"], when(each["created_at"]), clean(each["name"])]
         for each in plain
     ]
     show(plain, rows([head, *table]) if table else ["no keys"], as_json=as_json)
@@ -154,7 +180,11 @@ def revoke(
     store_blobs: StoreBlobsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Revoke a key."""
+    """Revoke a key.
+
+    Examples:
+        treering keys revoke key_01k9
+    """
     with _keys(store, store_blobs) as found:
         revoked = found.revoke(id)
     say("running servers reject it within seconds")
@@ -196,6 +226,10 @@ def ui(
     """Open the dashboard of a store in the browser.
 
     It is for this machine only; treering serve serves the same to everyone with a key.
+
+    Examples:
+        treering ui
+        treering ui --port 9000 --no-browser
     """
     from treering.errors import MissingExtra, NotFound, Unreachable
 
@@ -249,7 +283,11 @@ def proxy(
     ] = None,
     place: StorePlace,
 ) -> None:
-    """Make each tool call to an MCP server once, and record it."""
+    """Make each tool call to an MCP server once, and record it.
+
+    Examples:
+        treering proxy -- python bank_server.py
+    """
     from treering.errors import InvalidInput, MissingExtra
 
     try:
@@ -300,7 +338,12 @@ def mcp(
     ] = 40_000,
     place: StorePlace,
 ) -> None:
-    """Serve the store to MCP clients, on stdio or over HTTP."""
+    """Serve the store to MCP clients, on stdio or over HTTP.
+
+    Examples:
+        treering mcp
+        treering mcp --http 127.0.0.1:8788
+    """
     from treering.errors import InvalidInput, MissingExtra
 
     if read_only and allow_destructive:

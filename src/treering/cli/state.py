@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from treering.cli.console import clean, rows, show
+from treering.cli.console import clean, limited, rows, show
+from treering.cli.help import Commands
 from treering.cli.options import (
     JsonOption,
+    LimitOption,
     StorePlace,
     UserNamespaceOption,
     takes_store,
@@ -32,7 +34,7 @@ PrefixArgument = Annotated[str, typer.Argument(metavar="PREFIX", help="Only keys
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    group = typer.Typer(help="JSON values by key.", no_args_is_help=True, rich_markup_mode=None)
+    group = Commands(help="JSON values by key.")
     for name, command in (
         ("get", get),
         ("set", set_value),
@@ -54,7 +56,11 @@ def get(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Print the value of a key as JSON."""
+    """Print the value of a key as JSON.
+
+    Examples:
+        treering state get settings/theme
+    """
     from treering.errors import NotFound
 
     with place.existing() as opened:
@@ -74,7 +80,12 @@ def set_value(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Set a key."""
+    """Set a key.
+
+    Examples:
+        treering state set settings/theme '"dark"'
+        treering state set counters/replies 0 --if-version 0
+    """
     given = _value(sys.stdin.read() if value == "-" else value)
     with place.existing() as opened:
         entry = opened.state.in_namespace(user_namespace).set(key, given, if_version=if_version)
@@ -90,7 +101,11 @@ def add(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Add to an integer and print the sum."""
+    """Add to an integer and print the sum.
+
+    Examples:
+        treering state add counters/replies 1
+    """
     with place.existing() as opened:
         total = opened.state.in_namespace(user_namespace).add(key, delta)
     show({"key": key, "value": total}, [str(total)], as_json=as_json)
@@ -105,7 +120,11 @@ def delete(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Delete a key."""
+    """Delete a key.
+
+    Examples:
+        treering state delete settings/theme
+    """
     with place.existing() as opened:
         existed = opened.state.in_namespace(user_namespace).delete(key, if_version=if_version)
     line = f"deleted {clean(key)}" if existed else f"{clean(key)} does not exist"
@@ -116,13 +135,19 @@ def delete(
 def list_entries(
     prefix: PrefixArgument = "",
     *,
+    limit: LimitOption = 200,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List keys with their values."""
+    """List keys with their values.
+
+    Examples:
+        treering state list
+        treering state list settings/
+    """
     with place.existing() as opened:
-        entries = list(opened.state.in_namespace(user_namespace).list(prefix))
+        entries = limited(opened.state.in_namespace(user_namespace).list(prefix), limit)
     table = [("key", "version", "changed", "value")]
     table += [
         (
@@ -140,18 +165,18 @@ def list_entries(
 def history(
     key: KeyArgument,
     *,
-    last: Annotated[
-        int, typer.Option(metavar="N", min=0, help="How many to show, newest first; 0 for all.")
-    ] = 20,
+    limit: LimitOption = 20,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show the changes of a key, newest first."""
-    from itertools import islice
+    """Show the changes of a key, newest first.
 
+    Examples:
+        treering state history settings/theme --limit 5
+    """
     with place.existing() as opened:
-        changes = list(islice(opened.state.in_namespace(user_namespace).history(key), last or None))
+        changes = limited(opened.state.in_namespace(user_namespace).history(key), limit)
     data = [
         {
             "operation": each.operation,
@@ -185,7 +210,11 @@ def watch(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Print keys as they change."""
+    """Print keys as they change.
+
+    Examples:
+        treering state watch settings/ --seconds 60
+    """
     with place.existing() as opened:
         for entry in opened.state.in_namespace(user_namespace).watch(prefix, seconds=seconds):
             value = "deleted" if not entry.version else clean(json_text(entry.value))

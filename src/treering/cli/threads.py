@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from treering.cli.console import clean, plain, rows, say, show, warn_of_secrets
-from treering.cli.options import JsonOption, StorePlace, UserNamespaceOption, takes_store
+from treering.cli.console import clean, limited, plain, rows, say, show, warn_of_secrets
+from treering.cli.options import JsonOption, LimitOption, StorePlace, UserNamespaceOption, takes_store
 from treering.cli.render import (
     as_json,
     one_line,
@@ -57,7 +57,7 @@ def checkpoint_lines(checkpoint: Checkpoint, messages: list[Any], state: dict[st
     facts = {
         "checkpoint": record.id,
         "parent": record.parent or "",
-        "saved": record.created_at,
+        "saved": when(record.created_at),
         "note": record.note or "",
         "tags": ", ".join(record.tags),
         "files": (record.snapshot or "").removeprefix("o:"),
@@ -71,7 +71,7 @@ def checkpoint_lines(checkpoint: Checkpoint, messages: list[Any], state: dict[st
     count = record.message_count
     yield typer.style(f"messages ({count})", bold=True)
     if count > len(messages):
-        yield f"  ... {count - len(messages)} earlier ones (--last 0 shows all)"
+        yield f"  ... {count - len(messages)} earlier ones (--limit 0 shows all)"
     for index, message in enumerate(messages, count - len(messages)):
         yield from _said("", index, message)
     if state:
@@ -139,27 +139,28 @@ def threads(
     *,
     place: StorePlace,
     user_namespace: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Show only the threads of this namespace [all].")
+        str | None, typer.Option(metavar="USER", help="Show only the threads of this namespace [all].")
     ] = None,
     prefix: Annotated[str, typer.Option(metavar="TEXT", help="Show only ids with this prefix.")] = "",
     containing: Annotated[
         str, typer.Option("--containing", "-c", metavar="TEXT", help="Show only ids that contain this text.")
     ] = "",
-    limit: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Maximum number of threads, newest first; 0 for all.")
-    ] = 50,
+    limit: LimitOption = 50,
     as_json: JsonOption = False,
 ) -> None:
-    """List threads, newest first, with their last message and cost."""
-    from itertools import islice
+    """List threads, newest first, with their last message and cost.
 
+    Examples:
+        treering threads
+        treering threads --containing refund
+        treering threads --user-namespace alice --json
+    """
     from treering.runs.cost import format_cost
     from treering.threads.directory import summarize
 
     with place.existing() as opened:
         found = opened.threads(namespace=user_namespace, prefix=prefix, containing=containing)
-        shown = list(islice(found, limit or None))
-        more = next(found, None) is not None
+        shown = limited(found, limit)
         summaries = summarize(opened.engine, opened.space, shown)
     listed: list[dict[str, Any]] = []
     table = [["THREAD", "NAMESPACE", "STEP", "MESSAGES", "COST", "UPDATED", "LAST MESSAGE"]]
@@ -190,8 +191,6 @@ def threads(
     is_filtered = bool(prefix or containing)
     lines = rows(table) if listed else ["no matching threads" if is_filtered else "no threads yet"]
     show(listed, lines, as_json=as_json)
-    if more and not as_json:
-        say("... and older ones (--limit 0 lists all)")
     damaged = sum(each.head is None for each in summaries)
     if damaged:
         say(f"{damaged} threads cannot be read; run `treering verify`, then restore from a backup")
@@ -215,14 +214,19 @@ def log(
     *,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
-    limit: Annotated[int, typer.Option(metavar="N", min=0, help="The newest N checkpoints; 0 for all.")] = 50,
+    limit: LimitOption = 50,
     before: Annotated[
         str | None, typer.Option(metavar="CHECKPOINT", help="Show only checkpoints older than this one.")
     ] = None,
     forks: Annotated[bool, typer.Option("--forks/--no-forks", help="Show forks.")] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the checkpoints of a thread, with rewinds and forks."""
+    """Show the checkpoints of a thread, with rewinds and forks.
+
+    Examples:
+        treering log support/alice
+        treering log support/alice --limit 10 --no-forks
+    """
     from treering.threads.tree import read_tree
 
     with place.existing() as opened:
@@ -253,14 +257,24 @@ def log(
 
 @takes_store
 def show_any(
-    id: Annotated[str, typer.Argument(metavar="ID", help=f"{_CHECKPOINT} Or any other id that is listed.")],
+    id: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help=f"{_CHECKPOINT} Or any other id that is listed.")
+    ],
     *,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
-    last: Annotated[int, typer.Option(metavar="N", min=0, help="The last N messages; 0 for all.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=0, help="Show the last N messages; 0 for all.")
+    ] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a checkpoint, or the run, span or snapshot of an id."""
+    """Show a checkpoint, or the run, span or snapshot of an id.
+
+    Examples:
+        treering show support/alice
+        treering show support/alice@~1
+        treering show ckpt_01k9xyabcdefgh --json
+    """
     with place.existing() as opened:
         other = _other(opened, id, user_namespace)
         if other is not None:
@@ -270,7 +284,7 @@ def show_any(
             return
         found = _checkpoint(opened, _finder(opened, user_namespace), id)
         record = found.record
-        messages = found.last_messages(last) if last else found.messages
+        messages = found.last_messages(limit) if limit else found.messages
         state = found.state
     what = {
         **summary(record),
@@ -292,7 +306,6 @@ def _other(opened: Store, text: str, user_namespace: str) -> _Other | None:
     """Return what an id names if that is neither a thread nor a checkpoint of one."""
     from treering.cli.runs import seconds
     from treering.cli.workspaces import snapshot_by_name
-    from treering.core.clock import to_iso
     from treering.core.ids import only_match, short_id
     from treering.core.query import records_by_id
     from treering.runs.cost import format_cost
@@ -314,7 +327,7 @@ def _other(opened: Store, text: str, user_namespace: str) -> _Other | None:
         event = plain(live_event(row))
         content = None if row.event.body is None else opened.timeline.content(row.event.body)[0]
         shown = {name: value for name, value in event.items() if name not in _UNREAD}
-        time = {"time": to_iso(row.event.ts_us)}
+        time = {"time": when(row.event.ts_us)}
         return _Other(event | {"content": content}, time | shown | {"content": content})
     if text and find_run(opened.engine, opened.space, text) is not None:
         info = opened.runs.get(text)
@@ -323,7 +336,7 @@ def _other(opened: Store, text: str, user_namespace: str) -> _Other | None:
             "run": info.id,
             "agent": info.agent,
             "status": info.status,
-            "started": info.started_at,
+            "started": when(info.started_at),
             "took": seconds(info.duration_us),
             "tokens": f"{cost.tokens:,}",
             "cost": format_cost(cost),
@@ -353,6 +366,10 @@ def diff(
     """Compare two checkpoints or two snapshots.
 
     With --json the state and each list are a JSON patch (RFC 6902).
+
+    Examples:
+        treering diff support/alice@3 support/alice
+        treering diff support/alice support/alice-bolder
     """
     from treering.cli.workspaces import file_lines, find_snapshot, snapshot_by_name
     from treering.threads.diff import difference
@@ -396,7 +413,12 @@ def fork(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Start a new thread at a checkpoint of another."""
+    """Start a new thread at a checkpoint of another.
+
+    Examples:
+        treering fork support/alice support/alice-bolder
+        treering fork support/alice retry --at 12
+    """
     with place.existing() as opened:
         finder = _finder(opened, user_namespace)
         origin = finder.thread(thread)
@@ -423,7 +445,12 @@ def rewind(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Move the head of a thread back. Later checkpoints stay stored."""
+    """Move the head of a thread back. Later checkpoints stay stored.
+
+    Examples:
+        treering rewind support/alice ~1
+        treering rewind support/alice 12 --files . --delete
+    """
     import logging
 
     from treering.core.ids import short_ids
@@ -482,7 +509,12 @@ def resume(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Answer the pending interrupt of a thread."""
+    """Answer the pending interrupt of a thread.
+
+    Examples:
+        treering resume support/alice approve
+        treering resume support/alice edit --value '{"amount": 20}'
+    """
     given = None if value is None else _value(sys.stdin.read() if value == "-" else value)
     with place.existing() as opened:
         info = _finder(opened, user_namespace).thread(thread)
@@ -497,9 +529,9 @@ def resume(
 def transcript(
     thread: Annotated[str, typer.Argument(metavar="THREAD", help="The id of a thread.")],
     *,
-    last: Annotated[
-        int | None, typer.Option("--last", metavar="N", min=0, help="Only the last N events [all].")
-    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=0, help="Show the last N events; 0 for all.")
+    ] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write all as JSON Lines instead.")
     ] = None,
@@ -510,12 +542,16 @@ def transcript(
     """Show what agents said in a thread.
 
     With --json, print one line per event, as the file of a transcript has it.
+
+    Examples:
+        treering transcript debate --limit 20
+        treering transcript debate --output debate.jsonl
     """
     from treering.errors import InvalidInput
     from treering.secret_scan import scan_file
 
-    if last is not None and output is not None:
-        raise InvalidInput("--output writes the whole transcript; leave out --last")
+    if limit and output is not None:
+        raise InvalidInput("--output writes the whole transcript; leave out --limit")
     with place.existing() as opened:
         found = opened.transcript(thread, user_namespace)
         if output is not None:
@@ -523,7 +559,7 @@ def transcript(
             warn_of_secrets(list(scan_file(output)))
             show({"events": count, "file": str(output)}, [f"{count} events in {output}"], as_json=as_json)
             return
-        events = found.read(last=last)
+        events = found.read(last=limit or None)
     if not events and not as_json:
         say("no events")
     for event in events:
@@ -531,13 +567,11 @@ def transcript(
 
 
 def _transcript_line(event: TranscriptEvent) -> str:
-    from treering.core.clock import to_iso
-
     said = event.content if isinstance(event.content, str) else json_text(event.content)
     what = typer.style(clean(event.error), fg="red") if event.error is not None else one_line(clean(said))
     action = "" if event.actions is None else f"  {event.actions.type}"
     who = clean(event.agent_id if event.role == "agent" else f"{event.agent_id} ({event.role})")
-    return f"{when(to_iso(round(event.t * 1e6)))}  {event.iter:>3}  {who:<20}  {what}{action}"
+    return f"{when(round(event.t * 1e6))}  {event.iter:>3}  {who:<20}  {what}{action}"
 
 
 @takes_store
@@ -552,7 +586,12 @@ def delete(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Delete a thread, with its transcript and its lines in files."""
+    """Delete a thread, with its transcript and its lines in files.
+
+    Examples:
+        treering delete support/alice-bolder
+        treering delete support/alice --cascade --yes
+    """
     with place.existing() as opened:
         info = _finder(opened, user_namespace).thread(thread)
         if sys.stdin.isatty() and not yes:
@@ -569,7 +608,7 @@ def delete(
 def _finder(opened: Store, user_namespace: str) -> Finder:
     from treering.threads.directory import Finder
 
-    return Finder(opened.engine, opened.space, user_namespace)
+    return Finder(opened.engine, opened.space, user_namespace, local_times=True)
 
 
 def _checkpoint(opened: Store, finder: Finder, text: str) -> Checkpoint:

@@ -20,7 +20,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 
 import typer
 
-from treering.cli.console import clean, counts, progress, rows, say, show, warn_of_secrets
+from treering.cli.console import clean, counts, rows, say, show, warn_of_secrets
+from treering.cli.help import Commands
 from treering.cli.options import (
     JsonOption,
     NamespaceOption,
@@ -29,6 +30,7 @@ from treering.cli.options import (
     UserNamespaceOption,
     takes_store,
 )
+from treering.cli.progress import progress
 
 if TYPE_CHECKING:
     from treering.importers.folder_exports import FolderExport
@@ -48,24 +50,9 @@ _IN_MEMORY: Final = 8_000_000
 _SHOWN: Final = 20
 _DAYS: Final = 14
 
-app: Final = typer.Typer(
-    name="import",
-    help="Import the data of other tools. Repeat it to catch up.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-exports: Final = typer.Typer(
-    name="export",
-    help="Write histories, and the folders of other tools.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-hooks: Final = typer.Typer(
-    name="hook",
-    help="Record an agent while it works, from its own hooks.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app: Final = Commands(name="import", help="Import the data of other tools. Repeat it to catch up.")
+exports: Final = Commands(name="export", help="Write histories, and the folders of other tools.")
+hooks: Final = Commands(name="hook", help="Record an agent while it works, from its own hooks.")
 
 
 def add_to(main: typer.Typer) -> None:
@@ -90,7 +77,12 @@ def claude_code(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Your past sessions of Claude Code, and what they cost."""
+    """Your past sessions of Claude Code, and what they cost.
+
+    Examples:
+        treering import claude-code
+        treering import claude-code ~/.claude/projects --dry-run
+    """
     found = _there(source)
     _run("claude-code", found, place, dry_run=dry_run, strict=strict, as_json=as_json, is_sure=found.is_dir())
 
@@ -107,7 +99,11 @@ def codex(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Your past sessions of Codex, and what they cost."""
+    """Your past sessions of Codex, and what they cost.
+
+    Examples:
+        treering import codex
+    """
     found = _there(source)
     _run("codex", found, place, dry_run=dry_run, strict=strict, as_json=as_json, is_sure=found.is_dir())
 
@@ -124,7 +120,12 @@ def jsonl(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Threads that `treering export jsonl` wrote."""
+    """Threads that `treering export jsonl` wrote.
+
+    Examples:
+        treering import jsonl alice.jsonl
+        treering export jsonl --all | treering import jsonl - --store ./other
+    """
     source = _stdin() if file == "-" else _there(file)
     _run("jsonl", source, place, dry_run=dry_run, strict=strict, as_json=as_json)
 
@@ -141,7 +142,12 @@ def langgraph(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Whole histories from LangGraph's own savers."""
+    """Whole histories from LangGraph's own savers.
+
+    Examples:
+        treering import langgraph checkpoints.db --dry-run
+        treering import langgraph postgresql://db.example/graphs
+    """
     found = source if source.startswith(("postgresql://", "postgres://")) else _there(source)
     _run("langgraph", found, place, dry_run=dry_run, strict=strict, as_json=as_json)
 
@@ -165,7 +171,12 @@ def agentry(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Threads of Agentry Lab."""
+    """Threads of Agentry Lab.
+
+    Examples:
+        treering import agentry outputs
+        treering import agentry checkpoints.db --skip-pickled
+    """
     options: dict[str, Any] = {
         "unpickler": None if unpickler is None else _function(unpickler),
         "skip_pickled": skip_pickled,
@@ -186,7 +197,11 @@ def orchestrator_log(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Runs that the logs of the Orchestrator tell of."""
+    """Runs that the logs of the Orchestrator tell of.
+
+    Examples:
+        treering import orchestrator-log logs/ --dry-run
+    """
     _run("orchestrator-log", _there(source), place, dry_run=dry_run, strict=strict, as_json=as_json)
 
 
@@ -202,7 +217,11 @@ def evolve(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Session logs of Evolve, with their metadata."""
+    """Session logs of Evolve, with their metadata.
+
+    Examples:
+        treering import evolve
+    """
     _run("evolve", _there(source), place, dry_run=dry_run, strict=strict, as_json=as_json)
 
 
@@ -219,7 +238,11 @@ def ciana(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Chats of a CianaParrot agent."""
+    """Chats of a CianaParrot agent.
+
+    Examples:
+        treering import ciana data --workspace workspace
+    """
     found = _there(data)
     folder = None if workspace is None else _there(workspace)
     _run("ciana", found, place, dry_run=dry_run, strict=strict, as_json=as_json, workspace=folder)
@@ -246,16 +269,24 @@ def export_jsonl(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Whole histories of threads, for `import jsonl`."""
+    """Whole histories of threads, for `import jsonl`.
+
+    Examples:
+        treering export jsonl support/alice -o alice.jsonl
+        treering export jsonl --all -o all.jsonl
+    """
     from treering.errors import InvalidInput
     from treering.importers.jsonl_export import export_jsonl as write_histories
 
     if bool(threads) == every_thread:
         raise InvalidInput("name the threads to export, or all of them with --all")
-    with place.existing() as opened, progress("exporting") as update:
+    with place.existing() as opened, progress("exporting") as bar:
         chosen = _chosen(opened, threads or [], user_namespace)
+        expected = sum(each.step + 1 for each in chosen)
         with _output(output) as file:
-            report = write_histories(opened, chosen, file.write, on_progress=update)
+            report = write_histories(
+                opened, chosen, file.write, on_progress=lambda done, _: bar.update(done, expected)
+            )
     held = counts(
         {
             "threads": report.threads,
@@ -291,10 +322,13 @@ def export_agentry(
     """The outputs folder of Agentry Lab.
 
     Transcripts, and the newest state of each thread as JSON.
+
+    Examples:
+        treering export agentry outputs
     """
     from treering.importers.folder_exports import export_agentry as write_outputs
 
-    with place.existing() as opened:
+    with place.existing() as opened, progress("exporting"):
         _tell_folder(write_outputs(opened, outputs, namespace=user_namespace), as_json=as_json)
 
 
@@ -310,10 +344,13 @@ def export_ciana(
     """The data folder of CianaParrot, without its conversations.
 
     Counters of chats, scheduled tasks, user states and session logs.
+
+    Examples:
+        treering export ciana data
     """
     from treering.importers.folder_exports import export_ciana as write_data
 
-    with place.existing() as opened:
+    with place.existing() as opened, progress("exporting"):
         _tell_folder(write_data(opened, data, namespace=user_namespace), as_json=as_json)
 
 
@@ -343,6 +380,10 @@ def hook_claude_code(
     """Record sessions of Claude Code while they run.
 
     Without an option this is the hook itself, which reads stdin. --install makes Claude Code call it.
+
+    Examples:
+        treering hook claude-code --install
+        treering hook claude-code --remove
     """
     from treering.importers.claude_code.hooks import hook_command, take_call
     from treering.importers.claude_code.hooks import install as install_hooks
@@ -393,9 +434,9 @@ def _run(
     if not dry_run or is_there:
         with (
             place.open() as opened,
-            progress("importing") as update,
+            progress("importing") as bar,
         ):
-            report = function(opened, on_progress=update, dry_run=dry_run)
+            report = function(opened, on_progress=bar.update, dry_run=dry_run)
         if not is_there:
             say(f"note: made a new store in {located.display}")
     if report.seconds and report.lines:

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from treering.cli.console import clean, progress, rows, say, show, size, warn_of_secrets
+from treering.cli.console import clean, limited, rows, say, show, size, warn_of_secrets
 from treering.cli.options import (
     JsonOption,
+    LimitOption,
     StorePlace,
     UserNamespaceOption,
     takes_store,
 )
+from treering.cli.progress import Progress, progress
+from treering.cli.render import when
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -66,11 +69,16 @@ def snapshot(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a snapshot of a folder."""
+    """Take a snapshot of a folder.
+
+    Examples:
+        treering snapshot .
+        treering snapshot ~/project --exclude "*.log" --note "before the upgrade"
+    """
     done: list[SnapshotInfo] = []
     with (
         place.open() as opened,
-        progress("reading") as update,
+        progress("reading") as bar,
     ):
         opened.workspace.snapshot(
             folder,
@@ -81,7 +89,7 @@ def snapshot(
             tags=tag or (),
             seconds=seconds,
             allow_home=allow_home,
-            on_progress=_bar(update),
+            on_progress=_bar(bar),
             on_done=done.append,
         )
     show(done[0], _snapshot_lines(done[0]), as_json=as_json)
@@ -91,22 +99,26 @@ def snapshot(
 def snapshots(
     *,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Filter by workspace.")] = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Number of snapshots; 0 for all.")] = 50,
+    limit: LimitOption = 50,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """List snapshots, newest first."""
-    from treering.core.clock import to_iso
+    """List snapshots, newest first.
+
+    Examples:
+        treering snapshots
+        treering snapshots --name /home/me/project --limit 5
+    """
     from treering.core.ids import short_ids
 
     with place.existing() as opened:
-        found = list(opened.workspace.snapshots(name=name, last=limit or None))
+        found = limited(opened.workspace.snapshots(name=name, last=limit + 1 if limit else None), limit)
     ids = short_ids(each.id for each in found)
     table = [("id", "taken", "files", "size", "workspace", "note")]
     table += [
         (
             ids[each.id],
-            to_iso(each.taken_at_us)[:19],
+            when(each.taken_at_us),
             f"{each.files:,}",
             size(each.size_bytes),
             clean(each.workspace),
@@ -130,12 +142,15 @@ def restore(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Restore a snapshot; only what differs is written."""
-    with place.existing() as opened, progress("writing") as update:
+    """Restore a snapshot; only what differs is written.
+
+    Examples:
+        treering restore latest ./copy
+        treering restore support/alice@3 . --delete --dry-run
+    """
+    with place.existing() as opened, progress("writing") as bar:
         found = find_snapshot(opened, which, user_namespace)
-        done = opened.workspace.restore(
-            found, target, delete=delete, dry_run=dry_run, on_progress=_bar(update)
-        )
+        done = opened.workspace.restore(found, target, delete=delete, dry_run=dry_run, on_progress=_bar(bar))
     show(done, restored_lines(done, target), as_json=as_json)
 
 
@@ -145,14 +160,20 @@ def ls(
     path: Annotated[str, typer.Argument(metavar="PATH", help="Folder in the snapshot.")] = "",
     *,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="List subfolders as well.")] = False,
+    limit: LimitOption = 10_000,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List the files of a snapshot."""
+    """List the files of a snapshot.
+
+    Examples:
+        treering ls latest
+        treering ls support/alice@3 src --recursive
+    """
     with place.existing() as opened:
         found = find_snapshot(opened, which, user_namespace)
-        listed = list(opened.workspace.ls(found, path, recursive=recursive))
+        listed = limited(opened.workspace.ls(found, path, recursive=recursive), limit)
     lines = [
         f"{each.mode_text}  {each.size:>12,}  {clean(each.path)}"
         + (f" -> {clean(each.target)}" if each.target is not None else "/" * (each.kind == "folder"))
@@ -169,7 +190,11 @@ def cat(
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
 ) -> None:
-    """Print a file of a snapshot, unchanged."""
+    """Print a file of a snapshot, unchanged.
+
+    Examples:
+        treering cat latest README.md
+    """
     with place.existing() as opened:
         for piece in opened.workspace.stream(find_snapshot(opened, which, user_namespace), path):
             sys.stdout.buffer.write(piece)
@@ -187,10 +212,15 @@ def download(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Write some files of a snapshot into a folder."""
-    with place.existing() as opened:
+    """Write some files of a snapshot into a folder.
+
+    Examples:
+        treering download latest "*.md" --to ./notes
+        treering download support/alice report.pdf --to . --overwrite
+    """
+    with place.existing() as opened, progress("writing") as bar:
         found = find_snapshot(opened, which, user_namespace)
-        written = opened.workspace.download(found, files, to, overwrite=overwrite)
+        written = opened.workspace.download(found, files, to, overwrite=overwrite, on_progress=_bar(bar))
     show(list(written), [clean(each) for each in written], as_json=as_json)
 
 
@@ -228,7 +258,7 @@ def find_snapshot(store: Store, text: str, user_namespace: str = "") -> str:
 
     if (named := snapshot_by_name(store, text)) is not None:
         return named
-    checkpoint = Finder(store.engine, store.space, user_namespace).checkpoint(text)
+    checkpoint = Finder(store.engine, store.space, user_namespace, local_times=True).checkpoint(text)
     if checkpoint.snapshot is None:
         raise NotFound(f"checkpoint {checkpoint.id} has no files; save with workspace= to include them")
     return checkpoint.snapshot.removeprefix("o:")
@@ -317,11 +347,11 @@ def _snapshot_lines(info: SnapshotInfo) -> list[str]:
     return [info.id]
 
 
-def _bar(update: Callable[[int, int | None], None] | None) -> Callable[[FileProgress], None] | None:
-    if update is None:
+def _bar(bar: Progress) -> Callable[[FileProgress], None] | None:
+    if not bar.is_shown:
         return None
 
     def on_progress(so_far: FileProgress) -> None:
-        update(so_far.files, None)
+        bar.update(so_far.files, so_far.of_files, bytes=so_far.bytes, total_bytes=so_far.of_bytes)
 
     return on_progress

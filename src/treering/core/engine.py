@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Slice,
         SpaceStats,
         Sum,
+        SweepProgress,
         Swept,
     )
 
@@ -167,8 +168,18 @@ class Engine(Protocol):
         """Remove what the plan names, and the unshared content behind it."""
         ...
 
-    def sweep(self, space: str, *, dry_run: bool = False, grace_seconds: float = 3600.0) -> Swept:
-        """Mark everything reachable from refs and events and remove the rest, alongside running writers."""
+    def sweep(
+        self,
+        space: str,
+        *,
+        dry_run: bool = False,
+        grace_seconds: float = 3600.0,
+        on_progress: Callable[[SweepProgress], None] | None = None,
+    ) -> Swept:
+        """Mark everything reachable from refs and events and remove the rest, alongside running writers.
+
+        An engine that knows how far it is calls ``on_progress``.
+        """
         ...
 
     def check(self, space: str, *, read_content: bool = True) -> Iterator[Problem | Checked]:

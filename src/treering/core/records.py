@@ -208,6 +208,16 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
+class SweepProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a garbage collection is: events that were followed, then bytes that were deleted."""
+
+    phase: Literal["marking", "deleting"]
+    done: int
+    total: int
+    bytes: int | None = None
+    of_bytes: int | None = None
+
+
 class SpaceStats(msgspec.Struct, frozen=True, kw_only=True):
     """The size of one space, in rows and in stored bytes by kind."""
 

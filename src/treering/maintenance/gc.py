@@ -21,7 +21,7 @@ from treering.core.clock import Clock
 from treering.core.encoding import encode
 from treering.core.engine import Engine
 from treering.core.query import Erasure, EventQuery, check_may_erase, each_record, each_ref, last_seq
-from treering.core.records import Record, Swept
+from treering.core.records import Record, SweepProgress, Swept
 from treering.core.retention import DeltaStep, Keep, RetentionEntry, delta_dependencies, select
 from treering.errors import NotFound
 from treering.maintenance.forget import record_audit_event
@@ -72,6 +72,7 @@ def collect(
     grace_seconds: float,
     clock: Clock,
     delta_of: DeltaOf,
+    on_progress: Callable[[SweepProgress], None] | None = None,
 ) -> Collection:
     """Drop by policy (only with ``keep``), then sweep; ``delta_of`` finds dependencies of checkpoints."""
     dropped: dict[str, list[_Candidate]] = {}
@@ -84,7 +85,7 @@ def collect(
     return Collection(
         dropped={kind: len(events) for kind, events in dropped.items()},
         kept=kept,
-        swept=_sweep(engine, space, dry_run=dry_run, grace_seconds=grace_seconds),
+        swept=_sweep(engine, space, on_progress, dry_run=dry_run, grace_seconds=grace_seconds),
         dry_run=dry_run,
         event=event,
     )
@@ -170,10 +171,17 @@ def _drop(engine: Engine, space: str, dropped: dict[str, list[_Candidate]], keep
     return event
 
 
-def _sweep(engine: Engine, space: str, *, dry_run: bool, grace_seconds: float) -> Swept:
+def _sweep(
+    engine: Engine,
+    space: str,
+    on_progress: Callable[[SweepProgress], None] | None,
+    *,
+    dry_run: bool,
+    grace_seconds: float,
+) -> Swept:
     """Sweep even a space without commits: it may hold staged objects."""
     try:
-        return engine.sweep(space, dry_run=dry_run, grace_seconds=grace_seconds)
+        return engine.sweep(space, dry_run=dry_run, grace_seconds=grace_seconds, on_progress=on_progress)
     except NotFound:
         return Swept(dry_run=dry_run)
 

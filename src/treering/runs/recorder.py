@@ -115,6 +115,8 @@ class Recorder:
 
     def put(self, write: RowWriter) -> None:
         """Queue rows to be written. Blocks only while the queue is full."""
+        if self._thread is None and sys.is_finalizing():
+            return  # an abandoned generator ends its span at exit, when no thread can be started or joined
         queue = self._queue
         if len(queue) >= QUEUE_LIMIT and not self._wait_for_room():
             return

@@ -212,10 +212,11 @@ def _info(ref: Ref) -> ThreadInfo:
 class Finder:
     """Finds threads of one namespace of a store, and checkpoints of any."""
 
-    def __init__(self, engine: Engine, space: str, namespace: str = "") -> None:
+    def __init__(self, engine: Engine, space: str, namespace: str = "", *, local_times: bool = False) -> None:
         self._engine = engine
         self._space = space
         self._namespace = namespace
+        self._local_times = local_times
 
     def thread(self, text: str) -> ThreadInfo:
         """Return a thread by its whole id. Raise `NotFound`, with suggestions, if there is none."""
@@ -242,7 +243,8 @@ class Finder:
         if position.startswith(PREFIX):
             return self.by_prefix(position)
         journal = self._journal(thread)
-        return find_position(journal.line(journal.by_id(thread.head)), position, thread.id)
+        line = journal.line(journal.by_id(thread.head))
+        return find_position(line, position, thread.id, local_times=self._local_times)
 
     def by_prefix(self, prefix: str) -> CheckpointRecord:
         """Return the one checkpoint of the store whose id begins with ``prefix``."""

@@ -66,14 +66,18 @@ _CANDIDATES: Final = 6
 
 
 def find_position(
-    line: Iterator[CheckpointRecord], position: str | int | datetime, thread_id: str
+    line: Iterator[CheckpointRecord],
+    position: str | int | datetime,
+    thread_id: str,
+    *,
+    local_times: bool = False,
 ) -> CheckpointRecord:
     """Return the checkpoint at a position of a thread's line (newest first). Raise `NotFound` if there is
     none.
 
     A position is a step (``12``), a number of checkpoints back (``"~1"``), or a time: a `datetime` or ISO
-    8601 text (UTC without an offset), which selects the newest checkpoint at or before it. The API, the
-    command line and REST all accept these.
+    8601 text, which selects the newest checkpoint at or before it. A text without an offset is in UTC; with
+    ``local_times``, as on the command line, it is in the local time zone.
     """
     if isinstance(position, str):
         back = position.removeprefix("~")
@@ -81,7 +85,7 @@ def find_position(
             count = int(back or 1)
             found = next(islice(line, count, None), None)
             return found or _refuse(thread_id, f"checkpoint {count} before its head")
-        position = int(position) if _is_number(position) else _time(position)
+        position = int(position) if _is_number(position) else _time(position, is_local=local_times)
     if isinstance(position, datetime):
         until_us = from_datetime(position)
         found = next((each for each in line if each.created_at_us <= until_us), None)
@@ -96,9 +100,10 @@ def _is_number(text: str) -> bool:
     return text.isdecimal() and len(text) <= _MAX_STEP_DIGITS
 
 
-def _time(text: str) -> datetime:
+def _time(text: str, *, is_local: bool) -> datetime:
     try:
-        return datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
+        return moment.astimezone() if is_local else moment
     except ValueError:
         raise InvalidInput(
             f"{text[:80]!r} is not a position in a thread; use a step (12), steps back (~1), "

@@ -173,7 +173,7 @@ def check_snapshot(
         else:
             size += read
         if on_progress is not None:
-            on_progress(FileProgress(done, size))
+            on_progress(FileProgress(done, size, len(files)))
     problems += [found[path] for path, _ in files if path in found]
     return SnapshotCheck(id=snapshot.root, files=len(files), size_bytes=size, problems=tuple(problems))
 

@@ -551,11 +551,15 @@ class PlanApplier:
         self._folders: dict[FolderPlan, _OpenFolder] = {}
         self._waiting: deque[_OpenFolder] = deque()
         self._staged_files = 0
+        self._of_files = 0
+        self._of_bytes = 0
         self.removed: list[str] = []
         self.bytes = 0
 
     def apply(self, plan: FolderPlan, folder: int) -> CachedFolder:
         """Apply the plan; return the target as it is afterwards, for the stat cache."""
+        files = [entry for each in plan.walk() for entry in each.files] if self._on_progress else []
+        self._of_files, self._of_bytes = len(files), sum(entry.size for entry in files)
         self._area = area = StagingArea(folder)
         try:
             with self._files:
@@ -633,7 +637,9 @@ class PlanApplier:
             self.bytes += entry.size
             self._staged_files += 1
             if self._on_progress is not None:
-                self._on_progress(FileProgress(self._staged_files, self.bytes))
+                self._on_progress(
+                    FileProgress(self._staged_files, self.bytes, self._of_files, self._of_bytes)
+                )
         if folder.existing < 0:
             os.fchmod(folder.staged, folder.mode)
         folder.close()

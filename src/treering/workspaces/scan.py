@@ -66,10 +66,12 @@ _KINDS: Final = {
 
 
 class FileProgress(msgspec.Struct, frozen=True):
-    """The number of files, and of bytes in them, that were read or written so far."""
+    """The number of files, and of bytes in them, that were read or written so far, and that there are."""
 
     files: int
     bytes: int
+    of_files: int | None = None
+    of_bytes: int | None = None
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +116,8 @@ class Scan:
         self._repeated: list[int] = []
         self._entries = 0
         self._read_bytes = 0
+        self._of_files = 0
+        self._of_bytes = 0
         self.read_files = 0
         self.left_out: list[LeftOut] = []
         self.changed: list[str] = []
@@ -123,6 +127,8 @@ class Scan:
     def contents(self, folder: int) -> Iterator[Content]:
         """Read the files below an open folder that the cache does not know; yield their contents."""
         try:
+            if self._on_progress is not None:
+                self._measure(folder, "", self._entries_by_folder)
             self._root = yield from self._walk(folder, "", self._entries_by_folder, 0, 0)
             yield from self._read_recent(folder)
         except OSError as error:
@@ -215,6 +221,37 @@ class Scan:
         if is_same and cached is not None and cached.mode == mode:
             return cached
         return walked
+
+    def _measure(self, folder: int, path: str, cached: CachedFolder | None) -> None:
+        """Count what there is to read, for progress; what cannot be listed is left to the walk."""
+        files = {} if cached is None else cached.files
+        subfolders: list[str] = []
+        self._check_time()
+        with contextlib.suppress(OSError), os.scandir(folder) as listed:
+            for entry in listed:
+                stat = entry.stat(follow_symlinks=False)
+                row = files.get(entry.name)
+                if stats.S_ISDIR(stat.st_mode):
+                    if (stat.st_dev, stat.st_ino) not in self._avoid:
+                        subfolders.append(entry.name)
+                elif stats.S_ISREG(stat.st_mode) and (
+                    row.stamp != _stamp(stat)
+                    if row is not None
+                    else self._rules.reason(path + entry.name, is_folder=False) is None
+                ):
+                    self._of_files += 1
+                    self._of_bytes += stat.st_size
+        for name in subfolders:
+            if self._rules.reason(path + name, is_folder=True) is not None:
+                continue
+            with contextlib.suppress(OSError):
+                inner = os.open(name, FOLDER_FLAGS, dir_fd=folder)
+                try:
+                    self._measure(
+                        inner, f"{path}{name}/", None if cached is None else cached.folders.get(name)
+                    )
+                finally:
+                    os.close(inner)
 
     def _walk_into(
         self, folder: int, name: str, path: str, cached: CachedFolder | None, mode: int, depth: int
@@ -395,8 +432,12 @@ class Scan:
     def _file_done(self, to_read: ReadFile) -> ReadFile:
         self.read_files += 1
         if self._on_progress is not None:
-            self._on_progress(FileProgress(self.read_files, self._read_bytes))
+            self._on_progress(FileProgress(self.read_files, self._read_bytes, self._of_files, self._of_bytes))
         return to_read
+
+
+def _stamp(stat: os.stat_result) -> tuple[int, int, int, int, int]:
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_mode
 
 
 def open_subfolder(root: int, path: str) -> int:

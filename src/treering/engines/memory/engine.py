@@ -38,7 +38,7 @@ from treering.engines.memory.space import Space, StoredObject
 from treering.errors import Closed, NotFound, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from treering.core.batch import Batch, Event
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         Slice,
         SpaceStats,
         Sum,
+        SweepProgress,
         Swept,
         TextRow,
     )
@@ -307,7 +308,14 @@ class MemoryEngine:
         with self._changed:
             return maintenance.erase(self._existing_space(space), plan)
 
-    def sweep(self, space: str, *, dry_run: bool = False, grace_seconds: float = 3600.0) -> Swept:
+    def sweep(
+        self,
+        space: str,
+        *,
+        dry_run: bool = False,
+        grace_seconds: float = 3600.0,
+        on_progress: Callable[[SweepProgress], None] | None = None,  # noqa: ARG002 - nothing to report
+    ) -> Swept:
         """Mark everything reachable from refs and events, and remove the rest."""
         with self._changed:
             now_us = self._clock.now_us()

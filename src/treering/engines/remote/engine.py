@@ -39,6 +39,7 @@ from treering.core.records import (
     Slice,
     SpaceStats,
     Sum,
+    SweepProgress,
     Swept,
 )
 from treering.engines.remote import protocol
@@ -380,7 +381,14 @@ class RemoteEngine:
         """Remove what the plan names, and the unshared content behind it."""
         return self._call("erase", space, plan)
 
-    def sweep(self, space: str, *, dry_run: bool = False, grace_seconds: float = 3600.0) -> Swept:
+    def sweep(
+        self,
+        space: str,
+        *,
+        dry_run: bool = False,
+        grace_seconds: float = 3600.0,
+        on_progress: Callable[[SweepProgress], None] | None = None,  # noqa: ARG002 - nothing to report
+    ) -> Swept:
         """Mark everything reachable from refs and events, and remove the rest."""
         return self._call("sweep", space, protocol.SweepRequest(dry_run=dry_run, grace_seconds=grace_seconds))
 

@@ -59,7 +59,17 @@ if TYPE_CHECKING:
     from treering.core.batch import Batch
     from treering.core.content import Address, Content
     from treering.core.query import Erasure, EventQuery, ListQuery, SearchQuery, SumQuery
-    from treering.core.records import Checked, Erased, Problem, Ref, Slice, SpaceStats, Sum, Swept
+    from treering.core.records import (
+        Checked,
+        Erased,
+        Problem,
+        Ref,
+        Slice,
+        SpaceStats,
+        Sum,
+        SweepProgress,
+        Swept,
+    )
     from treering.engines.sql.commit.decide import CommitState
     from treering.engines.sql.commit.write import EncodedBatch
     from treering.engines.sql.objects import Objects
@@ -340,13 +350,25 @@ class SqlEngine:
             self._items.clear()
             self._caches.drop(number)
 
-    def sweep(self, space: str, *, dry_run: bool = False, grace_seconds: float = 3600.0) -> Swept:
+    def sweep(
+        self,
+        space: str,
+        *,
+        dry_run: bool = False,
+        grace_seconds: float = 3600.0,
+        on_progress: Callable[[SweepProgress], None] | None = None,
+    ) -> Swept:
         """Mark what refs and events can reach, and remove the rest."""
         from treering.engines.sql.gc import sweep
 
         number = self._number_or_not_found(space)
         return sweep.sweep(
-            self._database, self._objects, number, dry_run=dry_run, grace_seconds=grace_seconds
+            self._database,
+            self._objects,
+            number,
+            dry_run=dry_run,
+            grace_seconds=grace_seconds,
+            on_progress=on_progress,
         )
 
     def check(self, space: str, *, read_content: bool = True) -> Iterator[Problem | Checked]:

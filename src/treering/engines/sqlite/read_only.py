@@ -27,14 +27,14 @@ from treering.engines.sqlite.engine import SqliteEngine
 from treering.errors import ReadOnly, StoreFull, TreeringError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from concurrent.futures import Future
 
     from treering.core.batch import Batch, Receipt
     from treering.core.content import Content
     from treering.core.engine import Caps
     from treering.core.query import Erasure
-    from treering.core.records import Erased, Lease, Slice, Swept
+    from treering.core.records import Erased, Lease, Slice, SweepProgress, Swept
     from treering.core.storage import Blobs
     from treering.engines.sqlite.commit_log import LastCommit
     from treering.engines.sqlite.connection import SqliteDatabase
@@ -131,11 +131,18 @@ class ReadingEngine(SqliteEngine):
         del space, plan
         self._refuse()
 
-    def sweep(self, space: str, *, dry_run: bool = False, grace_seconds: float = 3600.0) -> Swept:
+    def sweep(
+        self,
+        space: str,
+        *,
+        dry_run: bool = False,
+        grace_seconds: float = 3600.0,
+        on_progress: Callable[[SweepProgress], None] | None = None,
+    ) -> Swept:
         """Refuse, unless it is only to be reported what would be removed."""
         if not dry_run:
             self._refuse()
-        return super().sweep(space, dry_run=True, grace_seconds=grace_seconds)
+        return super().sweep(space, dry_run=True, grace_seconds=grace_seconds, on_progress=on_progress)
 
     def reindex(self, space: str) -> None:
         """Refuse."""

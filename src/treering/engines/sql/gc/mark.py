@@ -431,6 +431,8 @@ class Mark:
         self._route = route
         self._precise = precise
         self.seq = 0
+        self.read_seq = 0
+        """Up to which sequence number events were followed."""
         self.commit_no = 0
         self.list_no = 0
         self.now_us = 0
@@ -496,6 +498,7 @@ class Mark:
                         page.of("event", scope, seq).add_event(body, links, commit_no, scope, origin)
                 page.visit(reading)
             page.drain(session)
+            self.read_seq = rows[-1][0] if rows else self.read_seq
             yield
             if len(rows) < PAGE:
                 return

@@ -19,7 +19,7 @@ import msgspec
 
 from treering.core.content import KIND_NUMBERS
 from treering.core.failpoints import declare, hit
-from treering.core.records import Swept
+from treering.core.records import SweepProgress, Swept
 from treering.core.tree import links_of
 from treering.engines.sql.commit.decide import invalidate_caches
 from treering.engines.sql.commit.write import STAGE_SECONDS
@@ -388,19 +388,33 @@ _TREE: Final = KIND_NUMBERS["tree"]
 
 
 def sweep(
-    database: Database, objects: Objects, space: int, *, dry_run: bool = False, grace_seconds: float = 3600.0
+    database: Database,
+    objects: Objects,
+    space: int,
+    *,
+    dry_run: bool = False,
+    grace_seconds: float = 3600.0,
+    on_progress: Callable[[SweepProgress], None] | None = None,
 ) -> Swept:
     """Delete everything unreachable, alongside running writers; a dry run only counts it."""
     with SpillDatabase() as spill:
-        return _Sweep(database, objects, space, spill, grace_seconds).run(dry_run=dry_run)
+        return _Sweep(database, objects, space, spill, grace_seconds, on_progress).run(dry_run=dry_run)
 
 
 class _Sweep:
     def __init__(
-        self, database: Database, objects: Objects, space: int, spill: SpillDatabase, grace_seconds: float
+        self,
+        database: Database,
+        objects: Objects,
+        space: int,
+        spill: SpillDatabase,
+        grace_seconds: float,
+        on_progress: Callable[[SweepProgress], None] | None,
     ) -> None:
         self._database = database
         self._objects = objects
+        self._on_progress = on_progress
+        self._planned: DeletionCounts | None = None
         self._space = space
         self._grace_seconds = grace_seconds
         self._walk = Walk(database, objects, space, spill)
@@ -414,12 +428,17 @@ class _Sweep:
         self._removal = DeletionLog(database, objects, space, spill, self._walk, before_us=self._horizon_us)
 
     def run(self, *, dry_run: bool) -> Swept:
-        self._mark.mark_all()
+        for _ in self._mark.steps():
+            if self._on_progress is not None:
+                done, total = self._mark.read_seq, self._mark.seq
+                self._on_progress(SweepProgress(phase="marking", done=min(done, total), total=total))
         self._find_unreachable_bodies()
         self._find_unreachable_lists()
         self._find_unreachable_objects()
         hit(MARKED)
         if not dry_run:
+            if self._on_progress is not None:
+                self._planned = self._removal.planned_counts
             self._removal.run(self._slice, before_seq=self._before_seq)
             drop_unused_scopes(self._database, self._space, self._slice)
         counts = self._removal.planned_counts if dry_run else self._removal.counts
@@ -449,6 +468,21 @@ class _Sweep:
                 yield session
                 break
         hit(AFTER_DELETE)
+        self._report_deleted()
+
+    def _report_deleted(self) -> None:
+        if self._on_progress is None or self._planned is None:
+            return
+        done, planned = self._removal.counts, self._planned
+        self._on_progress(
+            SweepProgress(
+                phase="deleting",
+                done=done.objects + done.bodies + done.lists,
+                total=planned.objects + planned.bodies + planned.lists,
+                bytes=done.bytes,
+                of_bytes=planned.bytes,
+            )
+        )
 
     def _find_unreachable_bodies(self) -> None:
         """List unreached bodies; those of recent commits are roots instead.
