@@ -20,7 +20,7 @@ from treering.core.batch import Batch, Draft, Receipt
 from treering.core.clock import Clock
 from treering.core.content import Address
 from treering.core.engine import Engine
-from treering.core.records import Checked
+from treering.core.records import Checked, SweepProgress
 from treering.core.retention import Keep
 from treering.core.storage import Blobs
 from treering.effects.effects import Attempt, Effect, Effects, Intent, Status
@@ -307,10 +307,16 @@ class AsyncStore:
         keep_runs: Keep | None = None,
         dry_run: bool = False,
         grace_seconds: float = 3600.0,
+        on_progress: Callable[[SweepProgress], None] | None = None,
     ) -> Collection:
         """Async twin of `Store.gc`."""
         return await self._bridge.call(
-            self._store.gc, keep=keep, keep_runs=keep_runs, dry_run=dry_run, grace_seconds=grace_seconds
+            self._store.gc,
+            keep=keep,
+            keep_runs=keep_runs,
+            dry_run=dry_run,
+            grace_seconds=grace_seconds,
+            on_progress=self._bridge.in_loop(on_progress),
         )
 
     async def forget(

@@ -17,11 +17,11 @@ from typer.core import TyperCommand, TyperGroup
 PANELS: Final = {
     "Threads": "threads log show diff fork rewind resume transcript delete",
     "Runs": "runs timeline tail search replay compare cost performance",
-    "Files": "snapshot snapshots restore ls cat download",
+    "Files": "snapshot snapshots restore ls cat download secrets",
     "Sandboxes": "run checkpoints",
     "Data of agents": "memory state schedules worker effects budgets alerts",
-    "Other tools": "import export hook",
-    "Store": "stats growth verify gc forget reindex copy backup migrate doctor",
+    "Other tools": "import export hook push pull remote",
+    "Store": "stats growth verify gc forget reindex index copy backup migrate doctor",
     "Servers": "ui serve keys mcp proxy",
 }
 """The groups of ``treering --help``, and their commands."""

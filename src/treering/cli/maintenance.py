@@ -280,12 +280,18 @@ def index(
     every: AllOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring the search index up to date; a server and programs that record do so by themselves."""
-    with place.existing(every=every) as opened, progress("indexing") as update:
+    """Bring the search index up to date, with progress.
+
+    A server and programs that record do so by themselves.
+
+    Examples:
+        treering index
+        treering index --all
+    """
+    with place.existing(every=every) as opened, progress("indexing") as bar:
 
         def on_page(state: IndexProgress) -> None:
-            if update is not None:
-                update(state.events, state.behind)
+            bar.update(state.events, state.behind)
 
         results = _each(
             opened, lambda one: {"indexed_events": one.timeline.index(on_page=on_page)}, every=every

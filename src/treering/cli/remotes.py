@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from treering.cli.console import clean, counts, progress, rows, say, show, size, warn_of_secrets
-from treering.cli.options import JsonOption, StorePlace, UserNamespaceOption, takes_store
+from treering.cli.console import clean, counts, limited, rows, say, show, size, warn_of_secrets
+from treering.cli.help import Commands
+from treering.cli.options import JsonOption, LimitOption, StorePlace, UserNamespaceOption, takes_store
+from treering.cli.progress import progress
 
 if TYPE_CHECKING:
     from treering.importers.transfer import ThreadTransfer, TransferReport
@@ -25,12 +27,7 @@ AllowSecretsOption = Annotated[
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report what is new, and change nothing.")]
 
-_remotes: Final = typer.Typer(
-    name="remote",
-    help="Short names for servers, for push and pull.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+_remotes: Final = Commands(name="remote", help="Short names for servers, for push and pull.")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -53,17 +50,21 @@ def push(
     """Send threads to a server, with their files and runs.
 
     What is there already is not sent again. A push that was interrupted is finished by the next one.
+
+    Examples:
+        treering push team://support/alice
+        treering push team://support --dry-run
     """
     from treering.importers.transfer import push as push_threads
 
-    with place.existing() as opened, progress("pushing") as update:
+    with place.existing() as opened, progress("pushing") as bar:
         report = push_threads(
             opened,
             address,
             namespace=user_namespace,
             allow_secrets=allow_secrets,
             dry_run=dry_run,
-            on_progress=None if update is None else lambda now: update(now.bytes, None),
+            on_progress=lambda now: bar.update(now.number, now.of_threads, bytes=now.bytes),
         )
     _tell(report, "would push" if dry_run else "pushed", as_json=as_json)
 
@@ -81,17 +82,21 @@ def pull(
     """Fetch threads from a server, with their files and runs.
 
     What is here already is not fetched again. A pull that was interrupted is finished by the next one.
+
+    Examples:
+        treering pull team://support/alice
+        treering pull team://support
     """
     from treering.importers.transfer import pull as pull_threads
 
-    with place.open() as opened, progress("pulling") as update:
+    with place.open() as opened, progress("pulling") as bar:
         report = pull_threads(
             opened,
             address,
             namespace=user_namespace,
             allow_secrets=allow_secrets,
             dry_run=dry_run,
-            on_progress=None if update is None else lambda now: update(now.bytes, None),
+            on_progress=lambda now: bar.update(now.number, now.of_threads, bytes=now.bytes),
         )
     _tell(report, "would pull" if dry_run else "pulled", as_json=as_json)
 
@@ -109,7 +114,11 @@ def add(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Name a server, or change where a name points to."""
+    """Name a server, or change where a name points to.
+
+    Examples:
+        treering remote add team https://agents.example
+    """
     from treering.importers.remotes import add_remote
 
     remote = add_remote(name, url, key_env=key_env)
@@ -117,11 +126,15 @@ def add(
 
 
 @_remotes.command("list")
-def list_remotes(*, as_json: JsonOption = False) -> None:
-    """List the names of servers."""
+def list_remotes(*, limit: LimitOption = 100, as_json: JsonOption = False) -> None:
+    """List the names of servers.
+
+    Examples:
+        treering remote list
+    """
     from treering.importers.remotes import remotes
 
-    found = remotes()
+    found = limited(remotes(), limit)
     table = [("NAME", "URL", "KEY"), *((each.name, each.url, f"${each.key_env}") for each in found)]
     show(found, rows(table) if found else [], as_json=as_json)
     if not found and not as_json:
@@ -134,7 +147,11 @@ def remove(
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """Forget the name of a server. The server is not touched."""
+    """Forget the name of a server. The server is not touched.
+
+    Examples:
+        treering remote remove team
+    """
     from treering.importers.remotes import remove_remote
 
     remote = remove_remote(name)

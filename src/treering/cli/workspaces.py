@@ -228,6 +228,7 @@ def download(
 def secrets(
     which: SnapshotArgument,
     *,
+    limit: LimitOption = 1_000,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
@@ -235,18 +236,21 @@ def secrets(
     """List keys, tokens and passwords in a snapshot.
 
     Exits with 18 if there are any.
+
+    Examples:
+        treering secrets latest
+        treering secrets support/alice@3 --json
     """
     from treering.errors import SecretsFound
 
-    with place.existing() as opened, progress("reading") as update:
-        found = opened.workspace.secrets(
-            find_snapshot(opened, which, user_namespace), on_progress=_bar(update)
-        )
+    with place.existing() as opened, progress("reading") as bar:
+        found = opened.workspace.secrets(find_snapshot(opened, which, user_namespace), on_progress=_bar(bar))
+    shown = limited(found, limit)
     table = [
         ("file", "line", "rule", "begins with"),
-        *((clean(each.path), str(each.line), each.rule, clean(each.hint)) for each in found),
+        *((clean(each.path), str(each.line), each.rule, clean(each.hint)) for each in shown),
     ]
-    show(found, rows(table) if found else ["no secrets found"], as_json=as_json)
+    show(shown, rows(table) if found else ["no secrets found"], as_json=as_json)
     if found:
         raise typer.Exit(SecretsFound.exit_code)
 
