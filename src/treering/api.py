@@ -360,13 +360,16 @@ def redacted(url: str) -> str:
     """Return a URL without its password and without query values that look like secrets."""
     scheme, slashes, rest = url.partition("://")
     if not slashes:
-        return url
-    authority, question, query = rest.partition("?")
-    user, at, host = authority.rpartition("@")
-    name, colon, _ = user.partition(":")
-    return "".join(
-        (scheme, slashes, name, ":***" if colon else "", at, host, question, _SECRET.sub(r"\1***", query))
-    )
+        return _ASSIGNED.sub(r"\1***", url)  # perhaps a connection string: host=... password=...
+    name, colon, password = rest.partition(":")
+    at = ""
+    if colon and "@" in password:  # a password may have any character, also those that end a host
+        _, at, rest = password.rpartition("@")
+    else:
+        name = colon = ""
+    host, question, query = rest.partition("?")
+    hidden = _SECRET.sub(r"\1***", query)
+    return "".join((scheme, slashes, name, ":***" if colon else "", at, host, question, hidden))
 
 
 class _Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -440,6 +443,9 @@ _FORMS: Final = (
     "postgresql://user@host/database, https://server or memory: (write ./a:b for a folder with a colon)"
 )
 _SCHEME: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<slashes>//)?")
+_ASSIGNED: Final = re.compile(
+    r"(\b[^=\s]*(?:pass|secret|token|key)[^=\s]*\s*=\s*)(?:'(?:[^'\\]|\\.)*'?|\S*)", re.IGNORECASE
+)
 _SECRET: Final = re.compile(r"((?:^|&)[^=&]*(?:pass|secret|token|key|sig)[^=&]*=)[^&]*", re.IGNORECASE)
 
 

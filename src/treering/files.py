@@ -44,6 +44,7 @@ _DRAFT_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _REFUSED: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_TOO_MANY_OPEN: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _MISPLACED: Final = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL})
 
 
@@ -173,6 +174,8 @@ def _translate(error: OSError, where: str, *, writing: bool) -> TreeringError:
         return ReadOnly(f"cannot write {where}: {reason}; check its permissions, or use another folder")
     if error.errno in _MISPLACED:
         return InvalidInput(f"{where}: {reason}; the path contains a link or is not of the expected kind")
+    if error.errno in _TOO_MANY_OPEN:
+        return Unreachable(f"{where}: {reason}; close some, or raise the limit (ulimit -n)")
     return Unreachable(f"{where}: {reason}; check that it is mounted and accessible")
 
 

@@ -156,3 +156,36 @@ def test_what_is_written_reads_back(first, second, body):
     again = parse_markdown(after.text, "a.md")
     assert (read_front_matter(again, "a.md"), again.body) == (second, body)
     assert edit_markdown(again, second, body, "a.md").text == after.text
+
+
+NINE = 9
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{at}: &a{at} [{', '.join([f'*a{at - 1}'] * NINE)}]\n" for at in range(1, 12)
+)
+MERGED = "a0: &a0 {k: v}\n" + "".join(
+    f"a{at}: &a{at}\n  <<: [{', '.join([f'*a{at - 1}'] * NINE)}]\n" for at in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        BOMB,
+        MERGED,
+        "a: &a [*a]\n",
+        "a: " + "[" * 5000 + "\n",
+        "a: " + "[" * 3000 + "]" * 3000 + "\n",
+        "a:\n  " + "- " * 5000 + "x\n",
+        "a: [" + "[]," * 60_000 + "]\n",
+        "a: " + "x" * 300_000 + "\n",
+    ],
+    ids=["aliases", "merges", "itself", "open", "deep", "dashes", "values", "long"],
+)
+def test_front_matter_that_would_expand_without_end_is_refused(head):
+    with pytest.raises(InvalidInput, match="front matter"):
+        read_front_matter(parse_markdown(f"---\n{head}---\nbody", "a.md"), "a.md")
+
+
+def test_a_few_aliases_are_read():
+    parts = parse_markdown("---\na: &x [1, 2]\nb: *x\n---\n", "a.md")
+    assert read_front_matter(parts, "a.md") == {"a": [1, 2], "b": [1, 2]}

@@ -22,6 +22,7 @@ from treering.errors import Conflict, Corrupt, InvalidInput, NotFound, TreeringE
 from treering.store import Store
 from treering.workspaces import restore
 from treering.workspaces.scan import Limits
+from treering.workspaces.snapshot import Snapshot
 
 
 def store_tree(store: Store, *entries: TreeEntry) -> str:
@@ -70,6 +71,43 @@ def test_names_that_no_file_can_have(store: Store, target: Path, name: bytes) ->
     ):
         with pytest.raises(Corrupt, match="entry"):
             attempt()
+    assert picture(target) == {}
+
+
+def test_a_tree_that_expands_without_end_is_refused_before_it_does(store: Store, target: Path) -> None:
+    tree = encode_tree(Tree(entries=(FileEntry(name="f", mode=0o644, size=0, content=()),)))
+    store.engine.stage(store.space, [tree])
+    for _ in range(12):  # 10^12 files in 13 objects
+        entries = tuple(FolderEntry(name=str(at), mode=0o755, tree=tree.name) for at in range(10))
+        tree = encode_tree(Tree(entries=entries))
+        store.engine.stage(store.space, [tree])
+    read = 0
+    snapshot = Snapshot(store.engine, store.space, tree.name)
+    get = snapshot._engine.get
+
+    def counted(space: str, addresses: list[str]) -> list[Content]:
+        nonlocal read
+        read += len(addresses)
+        return get(space, addresses)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(store.engine, "get", counted)
+        for attempt in (
+            lambda: store.workspace.ls(tree.name, recursive=True),
+            lambda: store.workspace.ls(tree.name, "1/2", recursive=True),
+            lambda: store.workspace.diff(None, tree.name),
+            lambda: store.workspace.download(tree.name, "*.txt", target),
+            lambda: store.workspace.download(tree.name, "1", target),
+            lambda: store.workspace.secrets(tree.name),
+            lambda: store.workspace.restore(tree.name, target),
+            lambda: store.workspace.restore(tree.name, target, dry_run=True),
+        ):
+            read = 0
+            with pytest.raises(Corrupt, match="more than 5,000,000 entries"):
+                list(attempt())
+            assert read <= 50
+        assert not store.workspace.check(tree.name).ok
+    assert [each.path for each in store.workspace.ls(tree.name)] == [str(at) for at in range(10)]
     assert picture(target) == {}
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import resource
 import shutil
 import socket
 from collections.abc import Iterator
@@ -326,3 +328,28 @@ def test_a_snapshot_in_the_background(store: Store, folder: Path) -> None:
     assert second.result(60) == store.workspace.snapshot(folder / "src")
     with pytest.raises(TimedOut):
         late.result(60)
+
+
+def test_a_process_without_free_descriptors_is_told_so(tmp_path: Path, store: Store) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "a.txt").write_text("a")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = store.workspace.snapshot(tmp_path / "work")
+    held = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        for attempt in (
+            lambda: store.workspace.snapshot(tmp_path / "work"),
+            lambda: store.workspace.restore(taken, tmp_path / "work"),
+            lambda: store.workspace.files(tmp_path / "work"),
+        ):
+            with pytest.raises(Unreachable, match="Too many open files"):
+                attempt()
+    finally:
+        for each in held:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert store.workspace.snapshot(tmp_path / "work") == taken

@@ -11,11 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import treering
+from treering.core.tree import FileEntry, Tree, encode_tree
 from treering.errors import Conflict, InvalidInput, NotFound, ReadOnly, TreeringError
 from treering.workspaces import virtual_fs
+from treering.workspaces.browse import select
 from treering.workspaces.ignore import glob_pattern, make_rules
 from treering.workspaces.safe_open import ConfinedFolder, has_openat2
+from treering.workspaces.snapshot import Snapshot
 from treering.workspaces.virtual_fs import VirtualFiles
 
 MakeFiles = Callable[..., VirtualFiles]
@@ -270,6 +276,38 @@ def test_long_files_are_read_by_lines(make_files: MakeFiles, root: Path) -> None
 )
 def test_globs(pattern: str, path: str, *, matches: bool) -> None:
     assert bool(glob_pattern(pattern).fullmatch(path)) is matches
+
+
+@pytest.mark.parametrize(
+    "pattern", ["**/" * 30 + "b", "*" * 100 + "b", "**/*a" * 15 + "b", "a**" * 30 + "b", "*a" * 40 + "b"]
+)
+@pytest.mark.parametrize("path", ["a" * 200, "/".join("a" * 100)])
+def test_no_pattern_with_many_stars_takes_for_ever(pattern: str, path: str, store: treering.Store) -> None:
+    assert not glob_pattern(pattern).fullmatch(path)
+    assert not make_rules(exclude=[pattern]).reason(path, is_folder=False)
+    entry = FileEntry(name="a" * 200, mode=0o644, size=0, content=())
+    tree = encode_tree(Tree(entries=(entry,)))
+    store.engine.stage(store.space, [tree])
+    with pytest.raises(NotFound):
+        select(Snapshot(store.engine, store.space, tree.name), [pattern])
+
+
+PIECES = ["a", "b", "/", "?", "*", "**", "**/", "[ab]", "[!b]", "."]
+
+
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=9), st.text("ab/.", max_size=9))
+def test_a_pattern_with_many_stars_means_what_its_expression_does(pieces: list[str], text: str) -> None:
+    pattern, path = "".join(pieces), "/".join(filter(None, text.split("/")))
+    if not pattern.strip("/"):
+        return
+    quick = glob_pattern.__wrapped__(pattern)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("treering.workspaces.ignore._FEW_STARS", -1)
+        stepwise = glob_pattern.__wrapped__(pattern)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("treering.workspaces.ignore._FEW_STARS", 99)
+        regex = glob_pattern.__wrapped__(pattern)
+    assert quick.fullmatch(path) == stepwise.fullmatch(path) == regex.fullmatch(path)
 
 
 @pytest.mark.parametrize("part", ["*a", "**a", "*?a", "*[ab]"])

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator
-from datetime import date, datetime, time, timedelta
+from datetime import date, datetime, time, timedelta, tzinfo
 from decimal import Decimal
 from enum import Enum
 from math import isfinite
@@ -34,8 +34,11 @@ from treering.errors import Corrupt, InvalidInput, Unencodable
 
 
 def to_iso(moment: datetime | time) -> object:
-    """Return ISO 8601 text, with the fold if it is set."""
+    """Return ISO 8601 text, with the fold if it is set, and the name of the zone if it has one."""
     offset = moment.utcoffset()
+    zone = _zone_name(moment)
+    if zone is not None:
+        return [moment.isoformat(), moment.fold, zone]
     if moment.tzinfo is not None and (offset is None or offset.microseconds):
         # Python's own parser treats an offset below one second as UTC.
         raise ValueError(f"its time zone has the offset {offset}; only whole seconds can be stored")
@@ -44,14 +47,43 @@ def to_iso(moment: datetime | time) -> object:
 
 def datetime_from_iso(plain: str | list[Any]) -> datetime:
     """The inverse of `to_iso`."""
-    text, fold = (plain, 0) if isinstance(plain, str) else plain
-    return datetime.fromisoformat(text).replace(fold=fold)
+    text, fold, zone = _parts(plain)
+    moment = datetime.fromisoformat(text).replace(fold=fold)
+    if zone is None or (found := _find_zone(zone)) is None:
+        return moment
+    local = moment.replace(tzinfo=found)
+    # If the rules of the zone have changed since, what is kept is the moment, not what clocks said.
+    return local if local.utcoffset() == moment.utcoffset() else moment.astimezone(found)
 
 
 def time_from_iso(plain: str | list[Any]) -> time:
     """The inverse of `to_iso`."""
-    text, fold = (plain, 0) if isinstance(plain, str) else plain
-    return time.fromisoformat(text).replace(fold=fold)
+    text, fold, zone = _parts(plain)
+    moment = time.fromisoformat(text).replace(fold=fold)
+    return moment if zone is None else moment.replace(tzinfo=_find_zone(zone))
+
+
+def _parts(plain: str | list[Any]) -> tuple[str, int, str | None]:
+    """Return the text, the fold and the name of the zone of a stored time."""
+    if isinstance(plain, str):
+        return plain, 0, None
+    text, fold, *zone = plain
+    return text, fold, zone[0] if zone else None
+
+
+def _zone_name(moment: datetime | time) -> str | None:
+    zone = moment.tzinfo
+    return getattr(zone, "key", None) if type(zone).__name__ == "ZoneInfo" else None
+
+
+def _find_zone(name: str) -> tzinfo | None:
+    """Return a zone; ``None`` if this machine does not know it."""
+    from zoneinfo import ZoneInfo  # most stores have none
+
+    try:
+        return ZoneInfo(name)
+    except (OSError, ValueError, LookupError):
+        return None
 
 
 def from_hex(digits: str) -> int:

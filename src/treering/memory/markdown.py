@@ -50,6 +50,11 @@ _FILE_NAME: Final = re.compile(r"[\w(][\w .,()+@&='!-]*", re.UNICODE)
 # Characters that YAML reads as a line break or drops, unless they are escaped.
 _NEEDS_ESCAPE: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
 _MAX_FILE_NAME_BYTES: Final = 200
+_MAX_HEAD: Final = 256 * 1024
+_MAX_VALUES: Final = 10_000
+_MAX_NESTING: Final = 100
+_BRACKET: Final = re.compile(r"[\[\]{}]")
+_NESTED: Final = re.compile(r"(?:[-?][ \t]+){100}")
 _MAX_LINE: Final = 1 << 20
 _TIMES: Final = frozenset({"created_at", "updated_at"})
 _EMPTY_BY_DEFAULT: Final = frozenset({"tags", "auto_load", "expires_at"})
@@ -420,15 +425,57 @@ def _yaml(kind: str) -> Any:
 
 def _load_yaml(head: str, path: str, *, kind: str) -> Any:
     yaml = _yaml(kind)
+    source = _match_head(head)["yaml"]
+    if len(source) > _MAX_HEAD:
+        raise InvalidInput(f"{path}: the front matter is longer than {_MAX_HEAD:,} characters; shorten it")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about unusual but readable YAML
-            return yaml.load(_match_head(head)["yaml"])
+            _check_size(yaml, source)
+            return yaml.load(source)
     except Exception as error:  # noqa: BLE001 - its errors share no class: an invalid date is a ValueError
         mark: Any = getattr(error, "problem_mark", None)
         problem: Any = getattr(error, "problem", None) or str(error).split("\n", 1)[0]
         where = "" if mark is None else f"line {mark.line + 2}: "
         raise InvalidInput(f"{path}: the front matter is not valid YAML: {where}{problem}") from None
+
+
+def _check_size(yaml: Any, source: str) -> None:
+    """Raise `ValueError` if YAML is nested deeper, or expands to more values, than a person would write.
+
+    An alias stands for all that its anchor holds, so a few lines of aliases to aliases are billions of
+    values. Nesting takes the parser time that grows with its square.
+    """
+    depth = 0
+    for bracket in _BRACKET.findall(source):
+        depth = max(0, depth + (1 if bracket in "[{" else -1))
+        if depth > _MAX_NESTING:
+            break
+    if depth > _MAX_NESTING or _NESTED.search(source):
+        raise ValueError(f"it is nested deeper than {_MAX_NESTING} levels")
+    if "*" not in source and len(source) <= _MAX_VALUES:
+        return
+    sizes: dict[str, int] = {}
+    opened: list[tuple[str | None, int]] = []
+    total = 0
+    for event in yaml.parse(source):
+        kind = type(event).__name__
+        if kind == "AliasEvent":
+            total += sizes.get(event.anchor, _MAX_VALUES + 1)  # not closed yet: it would contain itself
+        elif kind == "ScalarEvent":
+            total += 1
+            if event.anchor is not None:
+                sizes[event.anchor] = 1
+        elif kind in {"SequenceStartEvent", "MappingStartEvent"}:
+            opened.append((event.anchor, total))
+            total += 1
+            sizes.pop(event.anchor, None)
+        elif kind in {"SequenceEndEvent", "MappingEndEvent"}:
+            anchor, before = opened.pop()
+            if anchor is not None:
+                sizes[anchor] = total - before
+        if total > _MAX_VALUES:
+            raise ValueError(f"its aliases expand to more than {_MAX_VALUES:,} values, or to themselves")
 
 
 def _dump_yaml(value: Any) -> str:

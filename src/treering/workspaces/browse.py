@@ -6,18 +6,16 @@ import os
 import stat as stats
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, TreeEntry
 from treering.errors import Corrupt, InvalidInput, NotFound, TreeringError
 from treering.secret_scan import FoundSecret, scan_secrets
+from treering.workspaces.ignore import gitignore_spec
 from treering.workspaces.scan import FileProgress
 from treering.workspaces.snapshot import Snapshot, SnapshotPath, batches, split
-
-if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
 
 _WILDCARDS: Final = frozenset("*?[")
 
@@ -114,9 +112,7 @@ def select(snapshot: Snapshot, wanted: str | Iterable[str]) -> list[SnapshotPath
 
 
 def _matching(snapshot: Snapshot, patterns: list[str]) -> dict[str, TreeEntry]:
-    from pathspec import GitIgnoreSpec
-
-    specs: list[tuple[str, GitIgnoreSpec]] = [(each, GitIgnoreSpec.from_lines([each])) for each in patterns]
+    specs = [(each, gitignore_spec((each,))) for each in patterns]
     found: dict[str, TreeEntry] = {}
     unmatched = dict.fromkeys(patterns)
     for each in snapshot.walk():

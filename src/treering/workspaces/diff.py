@@ -40,6 +40,9 @@ def compare(before: Snapshot | None, after: Snapshot | None, *, text: bool) -> I
     one = before or after
     if one is None:
         return
+    for each in (before, after):
+        if each is not None:
+            each.check_entries()
     old, new = Tree() if before is None else before.top, Tree() if after is None else after.top
     yield from _Comparison(before or one, after or one, text=text).folders(old, new, "", 0)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
@@ -132,6 +132,11 @@ LISTS_DIGEST: Final = sha256(
 
 _VERSION: Final = 1
 _WILD: Final = frozenset("*?[")
+_FOLDERS: Final = "(?:[^/]+/)*"
+_ANYTHING: Final = ".*"
+_IN_NAME: Final = "[^/]*"
+_STAR_PARTS: Final = frozenset({_FOLDERS, _ANYTHING, _IN_NAME})
+_FEW_STARS: Final = 2
 _DOUBLED: Final = re.compile(r"(?:\[\^/\]\*){2,}")
 _STARS: Final = re.compile(
     r"(?P<star>\[\^/\]\*|\.\*)"  # within a name, or across folders
@@ -161,7 +166,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
             return "credential"
         asked = path + "/" if is_folder else path
         if self.patterns:
-            decided = _spec(self.patterns).check_file(asked).include
+            decided = gitignore_spec(self.patterns).check_file(asked).include
             if decided is not None:
                 return "ignored" if decided else None
         return "ignored" if _is_default(path, name, is_folder=is_folder) else None
@@ -215,14 +220,15 @@ def _listed(patterns: Iterable[str], what: str) -> list[str]:
 
 def _checked(patterns: tuple[str, ...]) -> Rules:
     try:
-        _spec(patterns)
+        gitignore_spec(patterns)
     except (ValueError, re.error) as error:
         raise InvalidInput(f"invalid .gitignore pattern: {error}") from error
     return Rules(patterns=patterns)
 
 
 @lru_cache(maxsize=64)
-def _spec(patterns: tuple[str, ...]) -> GitIgnoreSpec:
+def gitignore_spec(patterns: tuple[str, ...]) -> GitIgnoreSpec:
+    """Compile .gitignore patterns, which may be hostile."""
     from pathspec import GitIgnoreSpec  # slow to import, and most workspaces need the defaults only
     from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
@@ -267,7 +273,7 @@ class _PatternIndex:
             return True
         if name not in self.last_names:
             return False
-        return _spec(self.rest).match_file(path + "/" if is_folder else path)
+        return gitignore_spec(self.rest).match_file(path + "/" if is_folder else path)
 
 
 _DEFAULT_INDEX: Final = _PatternIndex(DEFAULT_EXCLUDES)
@@ -283,7 +289,7 @@ def _is_credential(path: str, name: str, *, is_folder: bool) -> bool:
 
 
 @lru_cache(maxsize=256)
-def glob_pattern(pattern: str) -> re.Pattern[str]:
+def glob_pattern(pattern: str) -> Glob:
     """Compile a glob pattern over virtual paths.
 
     ``*`` and ``?`` stay within a name, ``**/`` spans folders, ``[abc]`` and ``[!a]`` match one character.
@@ -295,24 +301,88 @@ def glob_pattern(pattern: str) -> re.Pattern[str]:
     at = 0
     while at < len(given):
         if given.startswith("**/", at) and (at == 0 or given[at - 1] == "/"):
-            parts.append("(?:[^/]+/)*")
+            part = _FOLDERS
             at += 3
         elif given.startswith("**", at):
-            parts.append(".*")
+            part = _ANYTHING
             at += 2
         elif given[at] == "*":
-            parts.append("[^/]*")
+            part = _IN_NAME
             at += 1
         elif given[at] == "?":
-            parts.append("[^/]")
+            part = "[^/]"
             at += 1
         elif given[at] == "[" and (end := given.find("]", at + 2)) > 0:
-            parts.append(_characters(given[at + 1 : end]))
+            part = _characters(given[at + 1 : end])
             at = end + 1
         else:
-            parts.append(re.escape(given[at]))
+            part = re.escape(given[at])
             at += 1
-    return re.compile(limit_backtracking("".join(parts)), re.DOTALL)
+        if part in _STAR_PARTS and parts and parts[-1] in {part, _ANYTHING}:
+            continue  # what is before it matches as much
+        if part == _ANYTHING and parts and parts[-1] == _IN_NAME:
+            parts.pop()
+        parts.append(part)
+    return Glob(parts)
+
+
+class Glob:
+    """A compiled glob pattern.
+
+    With a few stars it is a regular expression. With many, an expression may try every way to share a path
+    among the stars, so the states of the pattern are advanced together, one character at a time: a bit for
+    each part of the pattern that may come next.
+    """
+
+    def __init__(self, parts: Sequence[str]) -> None:
+        self._regex: re.Pattern[str] | None = None
+        if sum(part in _STAR_PARTS for part in parts) <= _FEW_STARS:
+            self._regex = re.compile("".join(parts), re.DOTALL)
+            return
+        steps: list[str | None] = []
+        self._optional = self._folders = self._in_name = self._anywhere = 0
+        for part in parts:
+            bit = 1 << len(steps)
+            if part == _FOLDERS:  # nothing, or anything and a slash
+                self._folders |= bit
+                self._anywhere |= bit << 1
+                steps += [None, "/"]
+            elif part in _STAR_PARTS:
+                self._optional |= bit
+                self._in_name |= bit if part == _IN_NAME else 0
+                self._anywhere |= bit if part == _ANYTHING else 0
+                steps.append(None)
+            else:
+                steps.append(part)
+        self._steps = [None if step is None else re.compile(step, re.DOTALL) for step in steps]
+        self._bits_of: dict[str, int] = {}
+
+    def fullmatch(self, path: str) -> bool:
+        """Whether the pattern matches a whole path."""
+        if self._regex is not None:
+            return self._regex.fullmatch(path) is not None
+        states = self._closed(1)
+        for character in path:
+            staying = self._anywhere if character == "/" else self._anywhere | self._in_name
+            states = self._closed((states & self._taking(character)) << 1 | states & staying)
+        return bool(states >> len(self._steps) & 1)
+
+    def _taking(self, character: str) -> int:
+        """The parts that match this character."""
+        bits = self._bits_of.get(character)
+        if bits is None:
+            matching = (at for at, step in enumerate(self._steps) if step and step.fullmatch(character))
+            bits = self._bits_of[character] = sum(1 << at for at in matching)
+        return bits
+
+    def _closed(self, states: int) -> int:
+        """Add the states that need no character."""
+        while True:
+            folders = states & self._folders
+            more = states | (states & self._optional | folders) << 1 | folders << 2
+            if more == states:
+                return states
+            states = more
 
 
 def limit_backtracking(regex: str) -> str:

@@ -344,6 +344,7 @@ class RestorePlanner:
 
     def plan(self, current: CachedFolder) -> FolderPlan:
         """Return the plan that makes the folder ``current`` equal to the snapshot."""
+        self._snapshot.check_entries()
         root = FolderPlan("", "", current.mode, self._snapshot.root, current)
         plans: list[FolderPlan] = []
         level, depth = [root], 0

@@ -10,8 +10,8 @@ commit is refused and the folder is read again from scratch.
 
 **Reading.** Folders are read on demand and every hash is verified. Trees may come from a store that someone
 else wrote, so nothing in them is trusted: the tree format checks names, `Limits` bounds depth and the number
-of entries. A tree that names the same subtree twice on every level costs a few bytes and would expand without
-end; the entry count stops it.
+of entries. A tree that names the same subtree ten times on every level costs a few bytes and would expand
+without end, so entries are counted, by reading each tree once, before any list of them is made.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ BATCH_OBJECTS: Final = 500
 
 _TRIES: Final = 3
 _TREES_AT_ONCE: Final = 256
+_KEPT_ENTRIES: Final = 50_000
+"""Trees with so many entries are kept from counting them, so that they are not read twice."""
 _IGNORE_BYTES: Final = 1024 * 1024
 _RULES_BYTES: Final = 1024 * 1024
 
@@ -310,8 +312,11 @@ def open_folder(folder: Path) -> Generator[int]:
     """Open a folder and yield its descriptor."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFound(f"folder {folder} cannot be opened: {error.strerror}; check the path") from error
+    except OSError as error:
+        with translate_os_errors(f"folder {folder}", writing=False):
+            raise error from None
     try:
         yield descriptor
     finally:
@@ -352,6 +357,8 @@ class Snapshot:
         self.top = Tree(entries=tuple(each for each in tree.entries if each.name != RESERVED))
         self._rules_entry = reserved[0] if reserved else None
         self._rules: Rules | None = None
+        self._is_counted = False
+        self._known: dict[str, Tree] = {}
 
     @property
     def rules(self) -> Rules:
@@ -367,12 +374,53 @@ class Snapshot:
 
     def folders(self, trees: Iterable[str]) -> dict[str, Tree]:
         """Return several folders by the names of their trees, in few reads."""
-        names = list(dict.fromkeys(trees))
-        found: dict[str, Tree] = {}
+        wanted = list(dict.fromkeys(trees))
+        found = {name: self._known[name] for name in wanted if name in self._known}
+        names = [name for name in wanted if name not in found] if found else wanted
         for at in range(0, len(names), _TREES_AT_ONCE):
             some = names[at : at + _TREES_AT_ONCE]
             found.update(zip(some, map(_without_rules, self._trees(some)), strict=True))
         return found
+
+    def check_entries(self) -> None:
+        """Raise `Corrupt` if the snapshot has more entries than its limits allow.
+
+        Each tree is read once and its entries are counted as often as it occurs, so this takes no more memory
+        than the trees do.
+        """
+        if self._is_counted:
+            return
+        inner: dict[str, list[str]] = {}
+        sizes: dict[str, int] = {}
+        kept = distinct = 0
+        level = {self.root: self.top}
+        while level:
+            for name, tree in level.items():
+                inner[name] = [each.tree for each in tree.entries if isinstance(each, FolderEntry)]
+                sizes[name] = len(tree.entries)
+                distinct += len(tree.entries)
+                kept += len(tree.entries)
+                if kept <= _KEPT_ENTRIES:
+                    self._known[name] = tree
+            if distinct > self.limits.entries:
+                raise self._too_many()
+            level = self.folders(each for name in level for each in inner[name] if each not in sizes)
+        pending = [self.root]
+        totals: dict[str, int] = {}
+        while pending:
+            name = pending[-1]
+            missing = [each for each in inner[name] if each not in totals]
+            if missing:
+                pending += dict.fromkeys(missing)
+                continue
+            totals[name] = sizes[name] + sum(totals[each] for each in inner[name])
+            if totals[name] > self.limits.entries:
+                raise self._too_many()
+            pending.pop()
+        self._is_counted = True
+
+    def _too_many(self) -> Corrupt:
+        return Corrupt(f"snapshot {self.root} has more than {self.limits.entries:,} entries; refused")
 
     def find(self, path: str) -> TreeEntry | None:
         """Return the entry at a path, ``None`` for the root itself. Raises `NotFound`."""
@@ -392,6 +440,7 @@ class Snapshot:
 
     def walk(self, entry: TreeEntry | None = None, path: str = "") -> Iterator[SnapshotPath]:
         """Iterate over everything below a folder (default: the root), each folder before its contents."""
+        self.check_entries()
         first = self.top if entry is None else self.folder(_folder(entry).tree)
         above = f"{path}/" if path else ""
         count = 0
@@ -404,7 +453,7 @@ class Snapshot:
                 continue
             count += 1
             if count > self.limits.entries:
-                raise Corrupt(f"snapshot {self.root} has more than {self.limits.entries:,} entries; refused")
+                raise self._too_many()
             yield SnapshotPath(above + each.name, each)
             if isinstance(each, FolderEntry):
                 if len(stack) > self.limits.depth:

@@ -25,6 +25,7 @@ import msgspec
 
 from treering.core.ids import new_id
 from treering.errors import Conflict, InvalidInput, NotFound, ReadOnly, TreeringError, Unreachable
+from treering.files import translate_os_errors
 from treering.workspaces.ignore import TEMPORARY, glob_pattern
 from treering.workspaces.safe_open import ConfinedFolder
 from treering.workspaces.scan import FOLDER_FLAGS, MAX_DEPTH
@@ -285,8 +286,11 @@ class VirtualFiles:
             raise InvalidInput(f"{format_path(names)!r} is mounted twice")
         try:
             mount = _Mount(names, Path(path).expanduser(), access, follow_links=self._follow_links)
-        except OSError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise NotFound(f"{path} cannot be opened as a folder: {error.strerror}") from error
+        except OSError as error:
+            with translate_os_errors(f"folder {path}", writing=False):
+                raise error from None
         self._mounts.append(mount)
 
     def _mount(self, names: tuple[str, ...]) -> tuple[_Mount, tuple[str, ...]]:

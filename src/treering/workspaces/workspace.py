@@ -233,11 +233,14 @@ class Workspace:
 
         ``None`` stands for an empty folder.
         """
-        if before == after:
-            return []
-        old = None if before is None else self._snapshot(before)
-        new = None if after is None else self._snapshot(after)
-        return list(compare(old, new, text=text))
+        return list(self.changes(before, after, text=text))
+
+    def changes(self, before: str | None, after: str | None, *, text: bool = True) -> Iterator[FileChange]:
+        """Iterate over what `diff` lists."""
+        if before != after:
+            old = None if before is None else self._snapshot(before)
+            new = None if after is None else self._snapshot(after)
+            yield from compare(old, new, text=text)
 
     def ls(self, id: str, path: str = "", *, recursive: bool = False) -> Iterator[SnapshotEntry]:
         """List a folder of a snapshot without restoring it."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from typing import Annotated, Final
+from collections.abc import Iterator
+from itertools import islice
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 from starlette.responses import Response, StreamingResponse
 
 from treering.core.text import readable
-from treering.errors import InvalidInput
+from treering.errors import InvalidInput, TooLarge
 from treering.secret_scan import FoundSecret
 from treering.server.endpoints import Call, endpoint
 from treering.server.http import problem_response
@@ -22,6 +24,8 @@ from treering.workspaces.workspace import SnapshotInfo
 
 Id = Annotated[str, Meta(min_length=1)]
 _BYTES: Final = "application/octet-stream"
+T = TypeVar("T")
+_LISTED: Final = 50_000
 _SECRETS: Final = 1000
 _RANGE: Final = re.compile(r"bytes=(?P<first>\d{0,18})-(?P<last>\d{0,18})", re.ASCII)
 
@@ -94,16 +98,24 @@ def list_snapshots(call: Call[SnapshotsQuery, None]) -> Snapshots:
 def diff_snapshots(call: Call[DiffQuery, None]) -> Changes:
     """Compare two snapshots, with a text diff of small files."""
     query = call.query
-    return Changes(changes=tuple(call.store.workspace.diff(query.a, query.b, text=query.text)))
+    changes = call.store.workspace.changes(query.a, query.b, text=query.text)
+    return Changes(changes=_bounded(changes, "paths differ; compare them with treering diff"))
 
 
 @endpoint("GET", "/snapshots/{id}/ls", tag="workspaces")
 def list_files(call: Call[LsQuery, None]) -> Entries:
     """List a folder of a snapshot."""
     query = call.query
-    return Entries(
-        entries=tuple(call.store.workspace.ls(call.path["id"], query.path, recursive=query.recursive))
-    )
+    entries = call.store.workspace.ls(call.path["id"], query.path, recursive=query.recursive)
+    return Entries(entries=_bounded(entries, "entries; list one folder at a time"))
+
+
+def _bounded(values: Iterator[T], what: str) -> tuple[T, ...]:
+    """Return values that fit into an answer."""
+    found = tuple(islice(values, _LISTED + 1))
+    if len(found) > _LISTED:
+        raise TooLarge(f"there are more than {_LISTED:,} {what}")
+    return found
 
 
 @endpoint("GET", "/snapshots/{id}/cat", tag="workspaces")
