@@ -2365,6 +2365,13 @@ class AsyncWorkspace:
         """Async twin of `Workspace.diff`."""
         return await self._bridge.call(self._workspace.diff, before, after, text=text)
 
+    async def changes(
+        self, before: str | None, after: str | None, *, text: bool = True
+    ) -> AsyncIterator[FileChange]:
+        """Async twin of `Workspace.changes`."""
+        async for each in self._bridge.iterate(self._workspace.changes, before, after, text=text):
+            yield each
+
     async def ls(self, id: str, path: str = "", *, recursive: bool = False) -> AsyncIterator[SnapshotEntry]:
         """Async twin of `Workspace.ls`."""
         async for each in self._bridge.iterate(self._workspace.ls, id, path, recursive=recursive):
