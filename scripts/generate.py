@@ -24,6 +24,7 @@ GENERATED: Final = (
     ("docs/reference/format.md", "generate_format_page:format_page"),
     ("docs/reference/python.md", "generate_python_page:page"),
     ("docs/reference/rest.md", "generate_rest_page:page"),
+    ("clients/typescript/src/api.ts", "generate_typescript:api"),
 )
 
 ROOT: Final = Path(__file__).resolve().parent.parent

@@ -14,14 +14,19 @@ Every route of [the server](../server.md) with its types. A running server retur
 """
 
 
-def page() -> str:
+def openapi() -> dict[str, Any]:
+    """Return the OpenAPI document of all routes."""
     import treering
     from treering.server.app import ROUTES
     from treering.server.endpoints import document
 
     modules = [import_module(f"treering.server.routes.{name}") for name in ROUTES]
     endpoints = [each for module in modules for each in getattr(module, "ENDPOINTS", ())]
-    result = document(endpoints, version=treering.__version__)
+    return document(endpoints, version=treering.__version__)
+
+
+def page() -> str:
+    result = openapi()
     schemas = result["components"]["schemas"]
     by_tag: dict[str, list[tuple[str, str, dict[str, Any]]]] = {}
     for path, methods in result["paths"].items():
@@ -46,10 +51,11 @@ def _operation(method: str, path: str, result: dict[str, Any]) -> list[str]:
             each["in"] + (", required" if each["required"] and each["in"] != "path" else ""),
             _type(each["schema"]),
             _default(each["schema"]),
+            cell(each["description"]),
         )
         for each in result["parameters"]
     ]
-    lines += [*table(("parameter", "in", "type", "default"), given), ""] if given else []
+    lines += [*table(("parameter", "in", "type", "default", "meaning"), given), ""] if given else []
     if (body := result.get("requestBody")) is not None:
         lines += [f"Body: {_type(_json(body))}", ""]
     for status, reply in result["responses"].items():

@@ -1,5 +1,6 @@
 """The OpenAPI document is true: made-up calls, right and wrong, get what it promises."""
 
+import re
 from importlib import import_module
 
 import pytest
@@ -15,6 +16,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 import treering
+from treering.server import parameters
 from treering.server.app import ROUTES, create_app
 from treering.server.settings import Settings
 
@@ -64,3 +66,31 @@ def test_every_operation_has_words_and_a_name_of_its_own(document):
     assert all(each["summary"].endswith(".") for each in operations)
     names = [each["operationId"] for each in operations]
     assert len(set(names)) == len(names)
+
+
+def test_every_parameter_is_described(document):
+    described = [
+        (operation["operationId"], parameter["name"], parameter["description"])
+        for methods in document.raw_schema["paths"].values()
+        for operation in methods.values()
+        for parameter in operation["parameters"]
+    ]
+    assert len(described) > 200
+    for operation, name, description in described:
+        assert description.endswith("."), (operation, name)
+        assert len(description) > len(name) + 10, (operation, name)
+
+
+def test_no_description_is_left_over():
+    used: set[object] = set()
+    endpoints = [
+        each for name in ROUTES for each in import_module(f"treering.server.routes.{name}").ENDPOINTS
+    ]
+    for each in endpoints:
+        names = re.findall(r"\{(\w+)\}", each.path)
+        names += () if each.query is None else each.query.__struct_fields__
+        for name in names:
+            places = ((each.name, name), parameters.OF_OPERATION), ((each.tag, name), parameters.OF_TAG)
+            used.add(next((key for key, known in places if key in known), name))
+    known = {*parameters.EVERYWHERE, *parameters.OF_TAG, *parameters.OF_OPERATION}
+    assert used == known

@@ -44,6 +44,7 @@ from treering.server.http import (
     respond_unexpected,
 )
 from treering.server.metrics import Metrics
+from treering.server.parameters import describe
 from treering.server.permissions import scope_of
 from treering.server.settings import Settings
 from treering.server.streams import Streams
@@ -54,6 +55,7 @@ B = TypeVar("B")
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 JSON: Final = "application/json"
+EVENTS: Final = "text/event-stream"
 
 
 class Call(Generic[Q, B]):
@@ -86,6 +88,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     reply: Any
     raw_body: bool
     """The handler reads the body itself, from ``call.request``."""
+    events: Any = None
+    """What server-sent events hold, if that is what the route returns."""
 
     @property
     def name(self) -> str:
@@ -140,6 +144,7 @@ def endpoint(
     scope: Scope | None = None,
     status: int = 200,
     raw_body: bool = False,
+    events: Any = None,
 ) -> Callable[[Callable[[Any], Any]], Endpoint]:
     """Declare a function as an endpoint.
 
@@ -164,6 +169,7 @@ def endpoint(
             body=None if body is type(None) else body,
             reply=None if plain else reply,
             raw_body=raw_body,
+            events=events,
         )
 
     return declare
@@ -323,7 +329,8 @@ def document(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
 def _kinds(endpoints: Iterable[Endpoint]) -> Iterable[Any]:
     yield Problem
     for each in endpoints:
-        yield from (kind for kind in (each.query, each.body, each.reply) if kind is not None)
+        kinds = (each.query, each.body, each.reply, each.events)
+        yield from (kind for kind in kinds if kind is not None)
 
 
 def _operation(each: Endpoint, schema_of: dict[Any, Any], components: dict[str, Any]) -> dict[str, Any]:
@@ -334,9 +341,11 @@ def _operation(each: Endpoint, schema_of: dict[Any, Any], components: dict[str, 
         "summary": summary,
         "description": f"{rest.strip()}\n\nRequires scope `{each.scope}`.".strip(),
         "parameters": [
-            *({"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-              for name in _PART.findall(each.path)),
-            *_parameters(each.query, schema_of, components),
+            *_described(each, (
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+                for name in _PART.findall(each.path)
+            )),
+            *_described(each, _parameters(each.query, schema_of, components)),
         ],
         "responses": {
             str(each.status): _success(each, schema_of),
@@ -356,7 +365,18 @@ def _operation(each: Endpoint, schema_of: dict[Any, Any], components: dict[str, 
     return found
 
 
+def _described(each: Endpoint, parameters: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    for parameter in parameters:
+        name: str = parameter["name"]
+        description = describe(each.name, each.tag, name)
+        if description is None:
+            raise AssertionError(f"describe parameter {name!r} of {each.name} in treering.server.parameters")
+        yield {"name": name, "description": description, **parameter}
+
+
 def _success(each: Endpoint, schema_of: dict[Any, Any]) -> dict[str, Any]:
+    if each.events is not None:
+        return {"description": "OK", "content": {EVENTS: {"schema": schema_of[each.events]}}}
     if each.reply is None:
         return {"description": "Done"}
     return {"description": "OK", "content": {"application/json": {"schema": schema_of[each.reply]}}}

@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from treering.errors import InvalidInput, TreeringError
-from treering.runs.follow import LiveFilter
+from treering.runs.follow import LiveEvent, LiveFilter
 from treering.server.auth import STREAM_SECONDS
 from treering.server.endpoints import Call, endpoint
 from treering.server.http import respond
@@ -80,7 +80,7 @@ class LiveQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
 
-@endpoint("GET", "/live", tag="live")
+@endpoint("GET", "/live", tag="live", events=LiveEvent)
 async def live(call: Call[LiveQuery, None]) -> Response:
     """Follow the journal by server-sent events, after ``Last-Event-ID`` or ``after``, or from now on."""
     after = call.query.after
