@@ -1228,7 +1228,11 @@ export interface TranscriptEvents {
   next_cursor: string | null;
 }
 
-/** Token counts in disjoint classes; ``reasoning`` is the part of ``output`` spent on reasoning. */
+/**
+ * Token counts in disjoint classes; ``reasoning`` is the part of ``output`` spent on reasoning.
+ *
+ * ``other`` is what a given total has beyond the classes that are known.
+ */
 export interface Usage {
   input?: number;
   cache_read?: number;
@@ -1236,6 +1240,7 @@ export interface Usage {
   cache_write_1h?: number;
   output?: number;
   reasoning?: number;
+  other?: number;
 }
 
 /** The report of `verify`. ``more`` is the number of problems not listed in ``problems``. */
