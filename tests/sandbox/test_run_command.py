@@ -62,7 +62,8 @@ def test_a_program_is_run_saved_and_restored(work: Path, treering) -> None:
 @pytest.mark.usefixtures("work")
 def test_the_exit_code_is_the_programs(treering) -> None:
     ran = treering("run", "--", "sh", "-c", "echo out; echo err >&2; exit 7")
-    assert (ran.returncode, ran.stdout, ran.stderr) == (7, "out\n", "err\n")
+    assert (ran.returncode, ran.stdout) == (7, "out\n")
+    assert ran.stderr.startswith("err\n")
     assert treering("run", "--", "sh", "-c", "kill -9 $$").returncode == 137
     missing = treering("run", "--", "no-such-program")
     assert (missing.returncode, "program 'no-such-program' not found" in missing.stderr) == (3, True)
@@ -107,6 +108,50 @@ def test_the_run_is_in_the_timeline(work: Path, treering) -> None:
     with open_store(work / ".treering") as store:
         (info,) = store.runs.each()
         assert (info.id, info.status, info.agent) == (reported["run_id"], "ok", "program")
+
+
+@pytest.mark.usefixtures("work")
+def test_a_failed_command_says_what_became_of_its_files_and_can_keep_them(treering) -> None:
+    lost = treering("run", "--", "sh", "-c", "echo half > a.txt; exit 3")
+    assert lost.returncode == 3
+    assert "exit code 3: no checkpoint was taken, and its files are removed" in lost.stderr
+    assert "--always-checkpoint" in lost.stderr
+    stays = treering("run", "--workspace", "work", "--", "sh", "-c", "echo half > a.txt; exit 3")
+    assert "its files stay in work" in stays.stderr
+    kept = treering("run", "--always-checkpoint", "--", "sh", "-c", "echo half > a.txt; exit 3")
+    assert kept.returncode == 3
+    assert "no checkpoint was taken" not in kept.stderr
+    (listed,) = json.loads(treering("checkpoints", "--json").stdout)
+    assert listed["comment"] == "exit code 3"
+    assert treering("cat", listed["id"], "workspace/a.txt").stdout == "half\n"
+    sandbox = treering("run", "--keep-sandbox", "--", "sh", "-c", "echo half > a.txt; exit 3")
+    folder = Path(sandbox.stderr.strip().rpartition(" ")[2])
+    assert (folder / "a.txt").read_text() == "half\n"
+
+
+def test_the_output_of_a_session_is_listed_and_downloaded(work: Path, treering) -> None:
+    write = (
+        "mkdir -p output/charts; echo 1 > output/report.md; echo 22 > output/charts/a.svg; echo 3 > else.txt"
+    )
+    reported = json.loads(treering("run", "--tag-prefix", "shop", "--json", "--", "sh", "-c", write).stdout)
+    found = json.loads(treering("output", "--json").stdout)
+    assert found == {
+        "tag": reported["checkpoint"]["tag"],
+        "sandbox_id": reported["sandbox_id"],
+        "checkpoint": reported["checkpoint"]["id"],
+        "files": [{"path": "charts/a.svg", "size_bytes": 3}, {"path": "report.md", "size_bytes": 2}],
+    }
+    shown = treering("output", reported["checkpoint"]["id"], "--to", "got").stdout
+    assert f"session {found['tag']}, sandbox {found['sandbox_id']}" in shown
+    assert "charts/a.svg" in shown
+    files = {
+        each.relative_to(work / "got").as_posix() for each in (work / "got").rglob("*") if each.is_file()
+    }
+    assert files == {"report.md", "charts/a.svg"}
+    assert treering("output", "--to", "got").returncode != 0  # nothing is overwritten unasked
+    assert treering("output", "--to", "got", "--overwrite").returncode == 0
+    treering("run", "--", "true")
+    assert treering("output").stdout.splitlines()[1:] == ["no files"]
 
 
 def test_a_command_selects_its_agent_profile(work: Path, treering) -> None:

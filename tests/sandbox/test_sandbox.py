@@ -24,7 +24,7 @@ from treering.sandbox import (
 )
 from treering.sandbox.archive import SandboxFolders
 from treering.sandbox.bucket import STATE
-from treering.sandbox.local import environment_of, make_sandbox
+from treering.sandbox.local import LocalProvider, environment_of
 from treering.sandbox.profiles import find_profile
 from treering.sandbox.storage import CheckpointMetadata
 
@@ -261,7 +261,7 @@ def test_each_agent_gets_its_own_keys_and_no_others(agent: str, given: set[str])
     }
     outer = {"PATH": "/bin", **dict.fromkeys(keys, "value")}
     profile = find_profile(agent)
-    at = make_sandbox(profile, "knowledge", None)
+    at = LocalProvider().create(profile, "knowledge", None)
     try:
         assert keys & set(environment_of(at, profile, {}, outer)) == given
         more = environment_of(at, profile, {"GITHUB_TOKEN": "mine"}, outer, passed=["AWS_*"])

@@ -122,6 +122,17 @@ def test_the_session_log(tmp_path: Path) -> None:
     sandbox.close()
 
 
+def test_a_command_is_logged_as_a_command_and_a_run_as_a_prompt() -> None:
+    with Sandbox(SCRIBBLER) as sandbox:
+        sandbox.run("write a.txt 1")
+        sandbox.execute(["sh", "-c", "echo hi there"])
+        path = sandbox.log_path
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    assert [each["_prompt"]["text"] for each in lines if "_prompt" in each] == ["write a.txt 1"]
+    (command,) = [each["_command"] for each in lines if "_command" in each]
+    assert command == {"text": "sh -c 'echo hi there'", "words": ["sh", "-c", "echo hi there"]}
+
+
 @pytest.mark.parametrize("prefix", ["x" * 36, "a-customer_with.a-long.name" * 4])
 def test_a_log_is_named_as_documented_however_long_its_tag(prefix: str) -> None:
     with Sandbox(SCRIBBLER, session_tag_prefix=prefix) as sandbox:

@@ -147,7 +147,8 @@ def test_checkpoints_of_sandboxes_lead_to_their_files(page, own_store, tmp_path,
     page.goto(f"{url}/ui/#/workspace?tab=sandboxes")
     page.get_by_text("No checkpoints of sandboxes yet").wait_for()
     with Sandbox("program", store=store, session_tag_prefix="docs") as sandbox:
-        done = sandbox.execute(["sh", "-c", "echo hello > notes.txt"], checkpoint_comment="a draft")
+        command = ["sh", "-c", "echo hello > notes.txt; echo '# Plan' > output/plan.md"]
+        done = sandbox.execute(command, checkpoint_comment="a draft")
     assert done.checkpoint is not None
     row = page.locator(".sandboxes-table [role=listitem]")  # appears without a reload
     expect(row).to_contain_text("a draft")
@@ -155,6 +156,9 @@ def test_checkpoints_of_sandboxes_lead_to_their_files(page, own_store, tmp_path,
     expect(page.locator(".head")).to_contain_text(done.checkpoint.tag)
     page.locator("main").get_by_text("workspace").first.wait_for()
     expect(page).to_have_url(re.compile(done.checkpoint.hash))
+    expect(page.locator(".head")).to_contain_text("Sandbox sbx_")
+    page.get_by_role("link", name="plan.md").click()
+    expect(page.locator(".preview")).to_contain_text("# Plan")
     page.get_by_role("link", name=done.checkpoint.tag).click()
     expect(row).to_have_count(1)
     assert axe_findings(page) == []

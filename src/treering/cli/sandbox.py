@@ -1,4 +1,4 @@
-"""Commands for sandboxes: ``treering run`` and ``treering checkpoints``.
+"""Commands for sandboxes: ``treering run``, ``treering checkpoints`` and ``treering output``.
 
 Checkpoints are kept in the store, next to the timeline of the run, unless ``--storage`` names a bucket, a
 folder or, as ``gateway``, the treering server of the environment. The program's output is passed through, and
@@ -47,7 +47,7 @@ EndpointOption = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (run, checkpoints):
+    for command in (run, checkpoints, output):
         app.command()(command)
 
 
@@ -81,6 +81,9 @@ def run(
             help="Set a variable, or pass those of this shell on by name or pattern (AWS_*); repeatable.",
         ),
     ] = None,
+    always_checkpoint: Annotated[
+        bool, typer.Option("--always-checkpoint", help="Take a checkpoint even if the program fails.")
+    ] = False,
     keep_sandbox: Annotated[bool, typer.Option("--keep-sandbox", help="Do not remove the sandbox.")] = False,
     storage: StorageOption = None,
     endpoint: EndpointOption = None,
@@ -96,6 +99,8 @@ def run(
         treering run --agent claude --prompt "Fix the tests" --workspace .
         treering run --from latest -- ./continue.sh
     """
+    from msgspec.structs import replace
+
     from treering.errors import InvalidInput
     from treering.sandbox.sandbox import CheckpointWarning, Sandbox
 
@@ -120,18 +125,53 @@ def run(
                 done = sandbox.run(prompt, from_=from_, checkpoint_comment=comment)
             else:
                 done = sandbox.execute(command or [], from_=from_, checkpoint_comment=comment)
+            if done.exit_code and always_checkpoint:
+                kept = sandbox.checkpoint(comment=comment or f"exit code {done.exit_code}")
+                done = replace(done, checkpoint=kept)
             if as_json:
                 show(done, (), as_json=True)
             else:
                 _print_result(done)
             if keep_sandbox:
-                say(f"sandbox {done.sandbox_id}")
+                say(f"sandbox {done.sandbox_id} is kept, with its files in {sandbox.workspace}")
+            elif done.checkpoint is None and done.exit_code:
+                say(_what_became_of_files(done.exit_code, workspace))
         finally:
             if not keep_sandbox:
                 sandbox.kill()
             sandbox.close()
     code = done.exit_code or 0
     raise typer.Exit(code if code >= 0 else _SIGNALLED - code)
+
+
+@takes_store
+def output(
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="Id of a checkpoint, or latest.")
+    ] = "latest",
+    *,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="DIR", help="Write the files into this folder.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
+    storage: StorageOption = None,
+    endpoint: EndpointOption = None,
+    place: StorePlace,
+    as_json: JsonOption = False,
+) -> None:
+    """List or download what an agent left in its output folder.
+
+    The result names the session's tag and sandbox, as its log does.
+    """
+    with open_checkpoints(storage, endpoint, place) as opened:
+        info = opened.find(checkpoint)
+        found = opened.output(info)
+        if to is not None:
+            opened.download_output(info, to, overwrite=overwrite)
+    table = [("file", "size"), *((clean(each.path), size(each.size_bytes)) for each in found.files)]
+    lines = rows(table) if found.files else ["no files"]
+    session = f"session {found.tag or ''}, sandbox {found.sandbox_id or 'unknown'}, checkpoint {info.id}"
+    show(found, [clean(session), *lines], as_json=as_json)
 
 
 @takes_store
@@ -212,6 +252,14 @@ def _pass_on(source: str, line: bytes) -> None:
     stream = sys.stdout.buffer if source == "stdout" else sys.stderr.buffer
     stream.write(line)
     stream.flush()
+
+
+def _what_became_of_files(exit_code: int, workspace: Path | None) -> str:
+    where = "its files are removed" if workspace is None else f"its files stay in {workspace}"
+    return (
+        f"exit code {exit_code}: no checkpoint was taken, and {where}. "
+        "To keep them next time: --always-checkpoint, or --keep-sandbox"
+    )
 
 
 def _print_result(done: RunResult) -> None:

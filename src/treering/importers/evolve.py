@@ -43,6 +43,7 @@ CHECKPOINT: Final = "evolve.checkpoint"
 _AT_ONCE: Final = 200
 META: Final = "_meta"
 PROMPT: Final = "_prompt"
+COMMAND: Final = "_command"
 END: Final = "_sessionEnd"
 OUTPUTS: Final = ("_stdout", "_stderr")
 """Output that is not JSON, as our own sandboxes log it."""
@@ -269,7 +270,7 @@ def _split_by_prompt(lines: list[_LogLine]) -> list[list[_LogLine]]:
     """Return the lines before the first prompt, then those of each prompt."""
     parts: list[list[_LogLine]] = [[]]
     for line in lines:
-        if _has(line, PROMPT):
+        if _has(line, PROMPT) or _has(line, COMMAND):
             parts.append([])
         parts[-1].append(line)
     return parts
@@ -281,11 +282,13 @@ def _has(line: _LogLine, mark: str) -> bool:
 
 
 def _kind(line: _LogLine) -> str:
-    return next((mark.strip("_") for mark in (META, PROMPT, END, *OUTPUTS) if _has(line, mark)), "payload")
+    return next(
+        (mark.strip("_") for mark in (META, PROMPT, COMMAND, END, *OUTPUTS) if _has(line, mark)), "payload"
+    )
 
 
 def _prompt(value: Any) -> Any:
-    prompt: Any = value.get(PROMPT)
+    prompt: Any = value.get(PROMPT) or value.get(COMMAND)
     return cast("dict[str, Any]", prompt).get("text") if isinstance(prompt, dict) else prompt
 
 

@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from treering.blobs.location import AccessKeys
     from treering.sandbox.aio import AsyncSandbox
     from treering.sandbox.profiles import AgentProfile, register
+    from treering.sandbox.providers import SandboxPlace, SandboxProvider, register_provider
     from treering.sandbox.sandbox import CheckpointWarning, RunResult, Sandbox
     from treering.sandbox.storage import (
         CheckpointInfo,
         CheckpointStorage,
         ForgetResult,
+        OutputFile,
         PruneResult,
+        SessionOutput,
         StorageConfig,
         download_files,
         forget_checkpoints,
@@ -37,9 +40,13 @@ __all__ = [
     "CheckpointStorage",
     "CheckpointWarning",
     "ForgetResult",
+    "OutputFile",
     "PruneResult",
     "RunResult",
     "Sandbox",
+    "SandboxPlace",
+    "SandboxProvider",
+    "SessionOutput",
     "StorageConfig",
     "download_files",
     "forget_checkpoints",
@@ -47,6 +54,7 @@ __all__ = [
     "open_storage",
     "prune_storage",
     "register",
+    "register_provider",
     "storage_in",
 ]
 
@@ -57,7 +65,10 @@ _ELSEWHERE: Final = {
     "AccessKeys": "treering.blobs.location",
     "RunResult": "treering.sandbox.sandbox",
     "Sandbox": "treering.sandbox.sandbox",
+    "SandboxPlace": "treering.sandbox.providers",
+    "SandboxProvider": "treering.sandbox.providers",
     "register": "treering.sandbox.profiles",
+    "register_provider": "treering.sandbox.providers",
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from treering.bridge import Bridge
 from treering.sandbox.sandbox import RunResult, Sandbox
-from treering.sandbox.storage import DEFAULT_LIMIT, CheckpointInfo
+from treering.sandbox.storage import DEFAULT_LIMIT, CheckpointInfo, SessionOutput
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -83,6 +83,18 @@ class AsyncSandbox:
         """See `Sandbox.start`."""
         await self._call(self._sandbox.start)
         return self
+
+    async def output(self) -> SessionOutput:
+        """See `Sandbox.output`."""
+        return await self._call(self._sandbox.output)
+
+    async def download_output(
+        self, target: str | Path, *, checkpoint: str | None = None, overwrite: bool = False
+    ) -> tuple[str, ...]:
+        """See `Sandbox.download_output`."""
+        return await self._call(
+            self._sandbox.download_output, target, checkpoint=checkpoint, overwrite=overwrite
+        )
 
     async def pause(self) -> None:
         """See `Sandbox.pause`."""

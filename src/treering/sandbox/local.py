@@ -13,19 +13,19 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
 from treering.core.ids import new_id
 from treering.errors import InvalidInput, NotFound
 from treering.files import make_folder
-from treering.sandbox.archive import WORKSPACE, SandboxFolders
+from treering.sandbox.archive import WORKSPACE
 from treering.sandbox.profiles import COMMON_VARIABLES, AgentProfile, treering_home
-
-WorkspaceMode = Literal["knowledge", "swe"]
+from treering.sandbox.providers import LOCAL, Output, RunningProgram, SandboxPlace, WorkspaceMode
+from treering.sandbox.run import Program, kill_leftovers
 
 _FOLDERS: Final[dict[str, tuple[str, ...]]] = {
     "knowledge": ("context", "scripts", "temp", "output"),
@@ -47,6 +47,7 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     agent: str
     workspace_mode: str
     workspace: str | None = None
+    provider: str = LOCAL
 
 
 class LocalSandbox:
@@ -64,56 +65,102 @@ class LocalSandbox:
         return self.record.id
 
     @property
+    def agent(self) -> str:
+        """The name of the profile that it was made for."""
+        return self.record.agent
+
+    @property
+    def workspace_path(self) -> str:
+        """Where programs see the workspace: where it is."""
+        return str(self.workspace)
+
+    @property
+    def is_local(self) -> bool:
+        """Programs read the home itself."""
+        return True
+
+    @property
     def has_own_workspace(self) -> bool:
         """Whether the workspace belongs to the sandbox, and is removed with it."""
         return self.record.workspace is None
 
-    def folders(
-        self, profile: AgentProfile, exclude: tuple[str, ...], include: tuple[str, ...]
-    ) -> SandboxFolders:
-        """Return what of the sandbox belongs to a checkpoint."""
-        return SandboxFolders(
-            home=self.home.resolve(),
-            workspace=self.workspace.resolve(),
-            settings=profile.settings,
-            exclude=exclude,
-            include=include,
-        )
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        profile: AgentProfile,
+        env: Mapping[str, str],
+        pass_env: Sequence[str],
+        listener: Output,
+    ) -> RunningProgram:
+        """Start a program in the workspace, in a process group of its own."""
+        environment = environment_of(self, profile, env, os.environ, passed=pass_env)
+        return Program(command, folder=self.workspace, environment=environment, listener=listener)
+
+    def pull(self) -> None:
+        """Do nothing: programs work on these files."""
+
+    def push(self) -> None:
+        """Do nothing: programs work on these files."""
 
     def publish(self) -> None:
         """Complete a sandbox that was made ``empty``: from now on it can be found by its id."""
         (self.folder / _DRAFT).rename(self.folder / _RECORD)
 
     def remove(self) -> None:
-        """Remove the sandbox; a workspace of the user stays."""
+        """End what programs have left behind, and remove the sandbox; a workspace of the user's stays."""
+        kill_leftovers(self.home)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def make_sandbox(
-    profile: AgentProfile, mode: WorkspaceMode, workspace: Path | None, *, empty: bool = False
-) -> LocalSandbox:
-    """Create a sandbox. An ``empty`` one has no folders in its workspace; fill it, then `publish` it.
+class LocalProvider:
+    """Sandboxes on this machine. A subclass may have its own ``name`` and class of sandboxes."""
 
-    Sandboxes that a dead process never published are removed after a day.
-    """
-    _remove_unpublished()
-    record = SandboxRecord(
-        id=f"sbx_{new_id()}",
-        agent=profile.name,
-        workspace_mode=mode,
-        workspace=None if workspace is None else str(workspace),
-    )
-    made = LocalSandbox(record)
-    make_folder(made.home)
-    made.workspace.mkdir(parents=True, exist_ok=True)
-    for folder in profile.settings:
-        (made.home / folder).mkdir(parents=True, exist_ok=True)
-    (made.folder / _DRAFT).write_bytes(msgspec.json.encode(record))
-    if not empty:
-        for name in _FOLDERS[mode] if made.has_own_workspace else ():
-            (made.workspace / name).mkdir()
-        made.publish()
-    return made
+    name: str = LOCAL
+    sandbox: type[LocalSandbox] = LocalSandbox
+
+    def create(
+        self, profile: AgentProfile, mode: WorkspaceMode, workspace: Path | None, *, empty: bool = False
+    ) -> LocalSandbox:
+        """Create a sandbox. Those that a dead process never published are removed after a day."""
+        _remove_unpublished()
+        record = SandboxRecord(
+            id=f"sbx_{new_id()}",
+            agent=profile.name,
+            workspace_mode=mode,
+            workspace=None if workspace is None else str(workspace),
+            provider=self.name,
+        )
+        made = self.sandbox(record)
+        make_folder(made.home)
+        made.workspace.mkdir(parents=True, exist_ok=True)
+        for folder in profile.settings:
+            (made.home / folder).mkdir(parents=True, exist_ok=True)
+        (made.folder / _DRAFT).write_bytes(msgspec.json.encode(record))
+        if not empty:
+            for name in _FOLDERS[mode] if made.has_own_workspace else ():
+                (made.workspace / name).mkdir()
+            made.publish()
+        return made
+
+    def find(self, sandbox_id: str) -> LocalSandbox:
+        """Return an existing sandbox by its id."""
+        if _ID.fullmatch(sandbox_id) is None:
+            raise InvalidInput(f"{sandbox_id[:80]!r} is not a sandbox id: ids start with 'sbx_'")
+        try:
+            record = msgspec.json.decode((_root() / sandbox_id / _RECORD).read_bytes(), type=SandboxRecord)
+        except FileNotFoundError:
+            raise NotFound(
+                f"sandbox {sandbox_id!r} not found on this machine; run without session="
+            ) from None
+        except msgspec.MsgspecError as error:
+            raise InvalidInput(f"the record of sandbox {sandbox_id!r} cannot be read: {error}") from error
+        if record.provider != self.name:
+            raise InvalidInput(
+                f"sandbox {sandbox_id} was made by provider {record.provider!r}, not by {self.name!r}; pass "
+                f"provider={record.provider!r}"
+            )
+        return self.sandbox(record)
 
 
 def _remove_unpublished() -> None:
@@ -121,19 +168,6 @@ def _remove_unpublished() -> None:
         with contextlib.suppress(OSError):
             if not (folder / _RECORD).exists() and folder.stat().st_mtime < time.time() - _DAY_SECONDS:
                 shutil.rmtree(folder)
-
-
-def find_sandbox(sandbox_id: str) -> LocalSandbox:
-    """Return an existing sandbox by its id."""
-    if _ID.fullmatch(sandbox_id) is None:
-        raise InvalidInput(f"{sandbox_id[:80]!r} is not a sandbox id: ids start with 'sbx_'")
-    try:
-        record = msgspec.json.decode((_root() / sandbox_id / _RECORD).read_bytes(), type=SandboxRecord)
-    except FileNotFoundError:
-        raise NotFound(f"sandbox {sandbox_id!r} not found on this machine; run without session=") from None
-    except msgspec.MsgspecError as error:
-        raise InvalidInput(f"the record of sandbox {sandbox_id!r} cannot be read: {error}") from error
-    return LocalSandbox(record)
 
 
 def environment_of(
@@ -172,7 +206,7 @@ def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
     return lambda name: whole.match(name) is not None
 
 
-def relocate_sessions(profile: AgentProfile, sandbox: LocalSandbox, before: str | None) -> None:
+def relocate_sessions(profile: AgentProfile, sandbox: SandboxPlace, before: str | None) -> None:
     """Adapt an agent's settings to the path of their new home.
 
     Session folders that are named after the path of the workspace are renamed, and files that contain the
@@ -187,7 +221,7 @@ def relocate_sessions(profile: AgentProfile, sandbox: LocalSandbox, before: str 
     if profile.by_path is None or before is None:
         return
     folder = sandbox.home / profile.by_path
-    old, new = folder / _slug(before), folder / _slug(str(sandbox.workspace))
+    old, new = folder / _slug(before), folder / _slug(sandbox.workspace_path)
     if old != new and old.is_dir() and not new.exists():
         old.rename(new)
 

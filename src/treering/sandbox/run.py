@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import select
+import shlex
 import signal
 import subprocess
 import warnings
@@ -30,15 +31,13 @@ from treering.core.ids import file_name
 from treering.errors import InvalidInput, NotFound, TreeringError
 from treering.files import FILE_MODE, make_folder
 from treering.sandbox.profiles import AgentProfile, StreamFormat
+from treering.sandbox.providers import Output, RunningProgram
 from treering.store import Store
 
 if TYPE_CHECKING:
     from treering.importers.streams import Stream, StreamSummary
     from treering.runs.run import Run
     from treering.runs.span import Span
-
-Output = Callable[[str, bytes], None]
-"""Called with ``stdout`` or ``stderr`` and one line, including its newline."""
 
 _OUTPUT_BYTES: Final = 64 << 20
 _RECORDED_BYTES: Final = 1 << 20
@@ -49,7 +48,7 @@ _GRACE_SECONDS: Final = 5.0
 _LINGER_SECONDS: Final = 2.0
 _KILL_ROUNDS: Final = 10
 _LOG_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-_RESERVED_KEYS: Final = frozenset({"_meta", "_prompt", "_sessionEnd"})
+_RESERVED_KEYS: Final = frozenset({"_meta", "_prompt", "_command", "_sessionEnd"})
 
 
 class ProgramRun:
@@ -59,8 +58,7 @@ class ProgramRun:
         self,
         command: Sequence[str],
         *,
-        folder: Path,
-        environment: Mapping[str, str],
+        start: Callable[..., RunningProgram],
         profile: AgentProfile,
         prompt: str | None,
         log: SessionLog,
@@ -74,10 +72,13 @@ class ProgramRun:
         self._log = log
         self._recorder: TimelineRecorder | None = recorder
         self._on_output = on_output
-        log.prompt(prompt if prompt is not None else " ".join(command))
+        if prompt is not None:
+            log.prompt(prompt)
+        else:
+            log.command(command)
         recorder.begin(list(command), prompt, profile.stream_format(list(command)))
         try:
-            self.program = Program(command, folder=folder, environment=environment, listener=self._on_line)
+            self.program = start(listener=self._on_line)
         except BaseException as error:
             recorder.fail(error)
             recorder.close([])
@@ -242,10 +243,10 @@ class SessionLog:
     """The log of one sandbox session: a file of JSON lines, which people and programs can follow.
 
     ``{tag}_{provider}_{sandbox_id}_{agent}_{timestamp}.jsonl`` starts with a ``_meta`` line, has a
-    ``_prompt`` line for every run, the output of the program, and a closing ``_sessionEnd``. Output that is a
-    JSON object is written byte for byte; any other line is wrapped (``{"_stdout": "..."}``). A thread writes
-    the file. **Invariant:** logging never waits for the disk and never fails because of it; an error is
-    reported once, as a warning.
+    ``_prompt`` line for every run and a ``_command`` line for every command, the output of the program, and a
+    closing ``_sessionEnd``. Output that is a JSON object is written byte for byte; any other line is wrapped
+    (``{"_stdout": "..."}``). A thread writes the file. **Invariant:** logging never waits for the disk and
+    never fails because of it; an error is reported once, as a warning.
     """
 
     def __init__(self, folder: Path, meta: SessionMeta, *, clock: Clock | None = None) -> None:
@@ -266,6 +267,10 @@ class SessionLog:
     def prompt(self, text: str) -> None:
         """Log the start of a run."""
         self._queue.put(_encode({"_prompt": {"text": text}}))
+
+    def command(self, words: Sequence[str]) -> None:
+        """Log the start of a command."""
+        self._queue.put(_encode({"_command": {"text": shlex.join(words), "words": list(words)}}))
 
     def payload(self, data: bytes, *, source: str = "_stdout") -> None:
         """Log a line of the program's output."""

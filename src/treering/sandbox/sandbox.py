@@ -11,43 +11,48 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, Self, get_args
+from typing import Final, Self, get_args
 
 import msgspec
 
 from treering.core.batch import Usage
 from treering.core.clock import SystemClock
 from treering.core.ids import check_space
-from treering.errors import InvalidInput, NotFound, TreeringError
+from treering.errors import Conflict, InvalidInput, NotFound, TreeringError
 from treering.sandbox.archive import SandboxFolders
 from treering.sandbox.local import (
     CredentialLinks,
-    LocalSandbox,
-    WorkspaceMode,
-    environment_of,
-    find_sandbox,
-    make_sandbox,
     relocate_sessions,
 )
 from treering.sandbox.profiles import AgentProfile, find_profile, treering_home
-from treering.sandbox.run import (
+from treering.sandbox.providers import (
+    LOCAL,
     Output,
+    SandboxPlace,
+    SandboxProvider,
+    WorkspaceMode,
+    find_provider,
+)
+from treering.sandbox.run import (
     ProgramRun,
     SessionLog,
     SessionMeta,
     TimelineRecorder,
     format_time,
-    kill_leftovers,
 )
 from treering.sandbox.storage import (
     DEFAULT_LIMIT,
     CheckpointInfo,
     CheckpointMetadata,
     CheckpointStorage,
+    OutputFile,
+    SessionOutput,
     StorageLike,
     open_gateway,
     open_storage,
@@ -57,10 +62,10 @@ from treering.sandbox.storage import (
 from treering.secret_scan import describe_secrets
 from treering.store import Store
 from treering.workspaces.ignore import make_rules
-
-Provider = Literal["local"]
+from treering.workspaces.snapshot import target_folder
 
 DEFAULT_PREFIX: Final = "treering"
+_OUTPUT: Final = "output"
 
 
 class CheckpointWarning(UserWarning):
@@ -92,7 +97,8 @@ class Sandbox:
         agent: The name of a profile (`treering.sandbox.profiles`), or a profile.
         storage: Where checkpoints go: a `StorageConfig`, or a URL, a folder or a dict of its fields. By
             default into ``store``; without one, none are taken.
-        session: The id of a sandbox on this machine to continue with.
+        session: The id of a sandbox of this provider to continue with.
+        provider: Where programs run: ``local``, another provider, or its name (`treering.sandbox.providers`).
         workspace: A folder of yours to work in, which stays when the sandbox is removed.
         store: Where runs are recorded. With a treering server as storage, runs are recorded there.
         env: Additional environment variables.
@@ -112,7 +118,7 @@ class Sandbox:
         session: str | None = None,
         storage: StorageLike | None = None,
         session_tag_prefix: str | None = None,
-        provider: Provider = "local",
+        provider: str | SandboxProvider = LOCAL,
         store: Store | None = None,
         workspace: str | Path | None = None,
         env: Mapping[str, str] | None = None,
@@ -125,12 +131,10 @@ class Sandbox:
     ) -> None:
         if workspace_mode not in get_args(WorkspaceMode):
             raise InvalidInput(f"workspace_mode={workspace_mode!r} is unknown; use 'knowledge' or 'swe'")
-        if provider not in get_args(Provider):
-            raise InvalidInput(f"provider={provider!r} is unknown; this version has 'local'")
         self._profile = find_profile(agent)
         self._model = model
         self._mode: WorkspaceMode = workspace_mode
-        self._provider = provider
+        self._provider = find_provider(provider)
         self._prefix = _check_prefix(session_tag_prefix or DEFAULT_PREFIX)
         self._checkpoints = _LazyStorage(storage, store)
         self._workspace = None if workspace is None else Path(workspace).expanduser().absolute()
@@ -211,6 +215,45 @@ class Sandbox:
         storage = self._checkpoints.require()
         return storage.download(storage.find(checkpoint), files, target, overwrite=overwrite)
 
+    def output(self) -> SessionOutput:
+        """Describe the files that the agent has left in the ``output`` folder of the workspace by now.
+
+        ``tag`` and ``sandbox_id`` are those of the session log. `CheckpointStorage.output` describes that of
+        a checkpoint.
+        """
+        at = self._active("describe the output of")
+        at.pull()
+        folder = at.workspace / _OUTPUT
+        found = (Path(top) / name for top, _, names in os.walk(folder) for name in names)
+        files = sorted(each for each in found if each.is_file() and not each.is_symlink())
+        return SessionOutput(
+            tag=self.get_session_tag(),
+            sandbox_id=at.id,
+            checkpoint=None,
+            files=tuple(
+                OutputFile(path=each.relative_to(folder).as_posix(), size_bytes=each.stat().st_size)
+                for each in files
+            ),
+        )
+
+    def download_output(
+        self, target: str | Path, *, checkpoint: str | None = None, overwrite: bool = False
+    ) -> tuple[str, ...]:
+        """Copy the ``output`` folder, or that of a checkpoint, into a folder; return the paths in it."""
+        if checkpoint is not None:
+            storage = self._checkpoints.require()
+            return storage.download_output(storage.find(checkpoint), target, overwrite=overwrite)
+        files = [each.path for each in self.output().files]
+        folder = self._active("download the output of").workspace / _OUTPUT
+        with target_folder(target) as made:
+            taken = [each for each in files if (made / each).exists()]
+            if taken and not overwrite:
+                raise Conflict(f"{made / taken[0]} exists; choose another folder, or pass overwrite=True")
+            for each in files:
+                (made / each).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(folder / each, made / each, follow_symlinks=False)
+        return tuple(files)
+
     def start(self) -> Self:
         """Create the sandbox without running anything, so that files can be put into it."""
         self._open_session()
@@ -238,16 +281,15 @@ class Sandbox:
         at = None if self._session is None else self._session.at
         if at is None and self._session_id is not None:
             with contextlib.suppress(NotFound):
-                at = find_sandbox(self._session_id)
+                at = self._provider.find(self._session_id)
         self._close_session()
         self._session_id = None
         if at is not None:
-            kill_leftovers(at.home)
             at.remove()
 
     def set_session(self, sandbox_id: str) -> None:
-        """Continue with another sandbox of this machine: the log is closed, and the lineage starts anew."""
-        find_sandbox(sandbox_id)
+        """Continue with another sandbox of the provider: the log is closed, and the lineage starts anew."""
+        self._provider.find(sandbox_id)
         self._close_session()
         self._session_id = sandbox_id
 
@@ -294,6 +336,11 @@ class Sandbox:
         finally:
             self.close()
 
+    def _active(self, what: str) -> SandboxPlace:
+        if self._session is None and self._session_id is None:
+            raise InvalidInput(f"no active sandbox to {what}; call run() first")
+        return self._open_session().at
+
     def _prepare_session(self, from_: str | None) -> SandboxSession:
         if self._running is not None:
             raise InvalidInput("a background run is still active; wait() for it, or kill()")
@@ -309,20 +356,21 @@ class Sandbox:
         storage = self._checkpoints.require()
         info = storage.find(checkpoint)
         info.check_fits(agent=self._profile.name, workspace_mode=self._mode)
-        at = make_sandbox(self._profile, self._mode, self._workspace, empty=True)
+        at = self._provider.create(self._profile, self._mode, self._workspace, empty=True)
         try:
             session = self._new_session(at)
-            folders = at.folders(self._profile, self._exclude, self._include)
+            folders = self._folders(at)
 
             def before_switch() -> None:
                 relocate_sessions(self._profile, at, info.workspace_path)
                 session.link_credentials()
                 if not at.has_own_workspace and any(at.workspace.iterdir()):
                     files = msgspec.structs.replace(folders, settings=())
-                    self._take_checkpoint(session, f"before the restore of {info.id}", files)
+                    self._save(session, f"before the restore of {info.id}", files)
 
             try:
                 storage.restore(info, folders, before_switch=before_switch)
+                at.push()
                 at.publish()
             except BaseException:
                 session.close()
@@ -339,23 +387,34 @@ class Sandbox:
         if self._session is not None:
             return self._session
         if self._session_id is None:
-            self._session = self._new_session(make_sandbox(self._profile, self._mode, self._workspace))
+            made = self._provider.create(self._profile, self._mode, self._workspace)
+            self._session = self._new_session(made)
             return self._session
-        found = find_sandbox(self._session_id)
-        if found.record.agent != self._profile.name:
+        found = self._provider.find(self._session_id)
+        if found.agent != self._profile.name:
             raise InvalidInput(
-                f"sandbox {found.id} belongs to agent {found.record.agent!r}, not to {self._profile.name!r}; "
+                f"sandbox {found.id} belongs to agent {found.agent!r}, not to {self._profile.name!r}; "
                 "pass that agent"
             )
         self._session = self._new_session(found)
         return self._session
 
-    def _new_session(self, at: LocalSandbox) -> SandboxSession:
+    def _folders(self, at: SandboxPlace) -> SandboxFolders:
+        """Return what of a sandbox belongs to a checkpoint."""
+        return SandboxFolders(
+            home=at.home.resolve(),
+            workspace=at.workspace.resolve(),
+            settings=self._profile.settings,
+            exclude=self._exclude,
+            include=self._include,
+        )
+
+    def _new_session(self, at: SandboxPlace) -> SandboxSession:
         return SandboxSession(
             at,
             self._profile,
             prefix=self._prefix,
-            provider=self._provider,
+            provider=self._provider.name,
             model=self._model,
             logs=self._sessions_folder or treering_home() / "sessions",
         )
@@ -384,9 +443,12 @@ class Sandbox:
         self._recorder = session.recorder(self._checkpoints.timeline, model=self._model)
         self._running = running = ProgramRun(
             command,
-            folder=session.at.workspace,
-            environment=environment_of(
-                session.at, self._profile, self._env, os.environ, passed=self._pass_env
+            start=partial(
+                session.at.start,
+                command,
+                profile=self._profile,
+                env=self._env,
+                pass_env=self._pass_env,
             ),
             profile=self._profile,
             prompt=prompt,
@@ -430,6 +492,11 @@ class Sandbox:
             checkpoint = self._try_checkpoint(session, comment, problems)
             if checkpoint is not None and checkpoint.secrets:
                 problems.append(f"the checkpoint has secrets: {describe_secrets(checkpoint.secrets)}")
+        elif not session.at.is_local:
+            try:
+                session.at.pull()
+            except Exception as error:  # noqa: BLE001 - the run has ended, whatever happens here
+                problems.append(f"the files of the sandbox could not be fetched: {error}")
         if recorder is not None:
             recorder.close(problems)
         session.flush()
@@ -453,9 +520,11 @@ class Sandbox:
             warnings.warn(problems[-1], CheckpointWarning, stacklevel=5)
             return None
 
-    def _take_checkpoint(
-        self, session: SandboxSession, comment: str | None, folders: SandboxFolders | None = None
-    ) -> CheckpointInfo:
+    def _take_checkpoint(self, session: SandboxSession, comment: str | None) -> CheckpointInfo:
+        session.at.pull()
+        return self._save(session, comment, self._folders(session.at))
+
+    def _save(self, session: SandboxSession, comment: str | None, folders: SandboxFolders) -> CheckpointInfo:
         metadata = CheckpointMetadata(
             tag=session.tag,
             agent_type=self._profile.name,
@@ -463,9 +532,10 @@ class Sandbox:
             workspace_mode=self._mode,
             parent_id=session.parent,
             comment=comment,
-            workspace_path=str(session.at.workspace),
+            workspace_path=session.at.workspace_path,
+            sandbox_id=session.at.id,
+            provider=self._provider.name,
         )
-        folders = folders or session.at.folders(self._profile, self._exclude, self._include)
         info = self._checkpoints.require().save(folders, metadata)
         session.parent = info.id
         return info
@@ -480,7 +550,7 @@ class SandboxSession:
 
     def __init__(
         self,
-        at: LocalSandbox,
+        at: SandboxPlace,
         profile: AgentProfile,
         *,
         prefix: str,
@@ -527,8 +597,9 @@ class SandboxSession:
         return pattern is not None and next(iter(self.at.home.glob(pattern)), None) is not None
 
     def link_credentials(self) -> None:
-        """Let the agent read what its user signs in with."""
-        self._credentials.link(self._profile.credentials, source=Path.home(), home=self.at.home)
+        """Let the agent read what its user signs in with; elsewhere it has only environment variables."""
+        if self.at.is_local:
+            self._credentials.link(self._profile.credentials, source=Path.home(), home=self.at.home)
 
     def recorder(self, store: Store | None, *, model: str | None) -> TimelineRecorder:
         """Return the recorder of the next run."""

@@ -33,11 +33,12 @@ from treering.core.ids import ID_CHARS, Scope, new_id, only_match
 from treering.core.query import Erasure, EventQuery, each_record
 from treering.core.retention import Keep, RetentionEntry, select
 from treering.core.text import readable
+from treering.core.tree import FolderEntry
 from treering.errors import InvalidInput, NotFound
 from treering.secret_scan import FoundSecret
 from treering.workspaces import browse
 from treering.workspaces.restore import download
-from treering.workspaces.snapshot import LISTED, target_folder
+from treering.workspaces.snapshot import LISTED, Snapshot, target_folder
 
 if TYPE_CHECKING:
     from treering.core.records import Record
@@ -53,6 +54,8 @@ DEFAULT_LIMIT: Final = 100
 MAX_LIMIT: Final = 500
 KIND: Final = "sandbox_checkpoint"
 PREFIX: Final = "ckpt_"
+OUTPUT: Final = "workspace/output"
+"""The folder of a checkpoint in which agents leave their results."""
 _MIN_CHARS: Final = 4
 
 _STORE_GRACE_SECONDS: Final = 3600.0
@@ -101,7 +104,8 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ``id`` is what `run(from_=)` accepts. ``hash`` is the SHA-256 name of the root tree: equal files have
     equal hashes, on any machine. ``size_bytes`` is what a restore writes. ``parent_id`` is the checkpoint
     that the sandbox was at before. ``workspace_path`` is where the workspace was when the checkpoint was
-    taken. ``secrets`` are what looks like keys and passwords in the files, the first 100.
+    taken; ``sandbox_id`` and ``tag`` are those of the session log. ``secrets`` are what looks like keys and
+    passwords in the files, the first 100.
     """
 
     id: str
@@ -116,6 +120,8 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     comment: str | None = None
     files: int | None = None
     workspace_path: str | None = None
+    sandbox_id: str | None = None
+    provider: str | None = None
     secrets: tuple[FoundSecret, ...] = ()
 
     def check_fits(self, *, agent: str, workspace_mode: str) -> None:
@@ -144,6 +150,28 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
     parent_id: str | None = None
     comment: str | None = None
     workspace_path: str | None = None
+    sandbox_id: str | None = None
+    provider: str | None = None
+
+
+class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that a session has left in the ``output`` folder of its workspace."""
+
+    path: str
+    size_bytes: int
+
+
+class SessionOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """The files in a session's ``output`` folder, and which session it is.
+
+    ``tag`` and ``sandbox_id`` are in the name of the session's log. Without a ``checkpoint`` it is what the
+    sandbox has now.
+    """
+
+    tag: str | None
+    sandbox_id: str | None
+    checkpoint: str | None
+    files: tuple[OutputFile, ...]
 
 
 class ForgetResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -292,6 +320,39 @@ class CheckpointStorage:
         selected = browse.select(snapshot, files)
         with target_folder(target) as folder:
             return download(snapshot, selected, folder.resolve(), overwrite=overwrite)
+
+    def output(self, info: CheckpointInfo) -> SessionOutput:
+        """Describe the ``output`` folder of a checkpoint's workspace."""
+        snapshot = self._output_of(info)
+        entries: Iterable[browse.SnapshotEntry] = ()
+        if snapshot is not None:
+            entries = browse.ls(snapshot, "", recursive=True)
+        return SessionOutput(
+            tag=info.tag,
+            sandbox_id=info.sandbox_id,
+            checkpoint=info.id,
+            files=tuple(
+                OutputFile(path=each.path, size_bytes=each.size) for each in entries if each.kind == "file"
+            ),
+        )
+
+    def download_output(
+        self, info: CheckpointInfo, target: str | Path, *, overwrite: bool = False
+    ) -> tuple[str, ...]:
+        """Write what `output` describes into a folder; return the paths in it."""
+        snapshot = self._output_of(info)
+        with target_folder(target) as folder:
+            if snapshot is None:
+                return ()
+            return download(snapshot, browse.select(snapshot, ""), folder.resolve(), overwrite=overwrite)
+
+    def _output_of(self, info: CheckpointInfo) -> Snapshot | None:
+        archive = self._backend.archive
+        try:
+            entry = archive.snapshot(info.hash).find(OUTPUT)
+        except NotFound:
+            return None
+        return archive.snapshot(entry.tree) if isinstance(entry, FolderEntry) else None
 
     def check(self, info: CheckpointInfo) -> browse.SnapshotCheck:
         """Read and verify every object of a checkpoint; report what cannot be restored."""

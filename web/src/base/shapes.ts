@@ -252,7 +252,17 @@ export interface SandboxCheckpoint {
   workspace_mode?: string;
   parent_id?: string;
   comment?: string;
+  sandbox_id?: string;
+  provider?: string;
   secrets?: FoundSecret[];
+}
+
+/** What an agent left in the output folder of its workspace. */
+export interface SessionOutput {
+  tag: string | null;
+  sandbox_id: string | null;
+  checkpoint: string | null;
+  files: { path: string; size_bytes: number }[];
 }
 
 export interface Provenance {

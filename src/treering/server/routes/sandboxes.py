@@ -9,7 +9,14 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from treering.sandbox.storage import DEFAULT_LIMIT, MAX_LIMIT, CheckpointInfo, StoreStorage, storage_in
+from treering.sandbox.storage import (
+    DEFAULT_LIMIT,
+    MAX_LIMIT,
+    CheckpointInfo,
+    SessionOutput,
+    StoreStorage,
+    storage_in,
+)
 from treering.server.endpoints import Call, endpoint
 
 
@@ -47,4 +54,14 @@ def get_sandbox_checkpoint(call: Call[None, None]) -> CheckpointInfo:
     return storage_in(call.store).find(call.path["id"])
 
 
-ENDPOINTS: Final = (list_sandbox_checkpoints, get_sandbox_checkpoint)
+@endpoint("GET", "/sandboxes/checkpoints/{id}/output", tag="sandboxes")
+def get_sandbox_output(call: Call[None, None]) -> SessionOutput:
+    """Describe the `output` folder of a checkpoint's workspace, and which session it is of.
+
+    `/snapshots/{hash}/cat?path=workspace/output/...` returns a file.
+    """
+    storage = storage_in(call.store)
+    return storage.output(storage.find(call.path["id"]))
+
+
+ENDPOINTS: Final = (list_sandbox_checkpoints, get_sandbox_checkpoint, get_sandbox_output)

@@ -7,7 +7,7 @@ import { useKeys } from "../../base/keys";
 import { useChanges } from "../../base/live";
 import { useGet, usePages } from "../../base/query";
 import { go, href, route, select } from "../../base/route";
-import type { FileChange, FoundSecret, SandboxCheckpoint, SnapshotInfo } from "../../base/shapes";
+import type { FileChange, FoundSecret, SandboxCheckpoint, SessionOutput, SnapshotInfo } from "../../base/shapes";
 import { Copy, Crumb, Head, Id, SecretsTag, Tabs, Tags, Time } from "../../ui/bits";
 import { Rows } from "../../ui/rows";
 import { Answer, Empty } from "../../ui/states";
@@ -215,12 +215,51 @@ function CheckpointFacts({ id }: { id: string }) {
             </>
           )}
         </p>
+        {each.sandbox_id && (
+          <p class="muted">
+            Sandbox <Id id={each.sandbox_id} /> <Copy text={each.sandbox_id} label="Copy id of sandbox" />
+            {each.provider && each.provider !== "local" && ` of ${each.provider}`}
+          </p>
+        )}
+        <Output checkpoint={each} />
         <Secrets secrets={each.secrets} />
         </>
       )}
     </Answer>
   );
 }
+
+/** Links to what the agent left in its output folder. */
+function Output({ checkpoint }: { checkpoint: SandboxCheckpoint }) {
+  const asked = useGet<SessionOutput>(at(["sandboxes", "checkpoints", checkpoint.id, "output"]));
+  const files = asked.data?.files ?? [];
+  if (files.length === 0) return null;
+  const to = (path: string | null) => {
+    const file = path === null ? null : "1";
+    const place = path === null ? OUTPUT : `${OUTPUT}/${path}`;
+    return href(["workspace", checkpoint.hash], { checkpoint: checkpoint.id, path: place, file });
+  };
+  return (
+    <p class="muted">
+      Output:{" "}
+      {files.slice(0, SHOWN_OUTPUT).map((each, index) => (
+        <span key={each.path}>
+          {index > 0 && ", "}
+          <a href={to(each.path)}>{each.path}</a> ({bytes(each.size_bytes)})
+        </span>
+      ))}
+      {files.length > SHOWN_OUTPUT && (
+        <>
+          {" "}
+          and <a href={to(null)}>{plural(files.length - SHOWN_OUTPUT, "more file")}</a>
+        </>
+      )}
+    </p>
+  );
+}
+
+const OUTPUT = "workspace/output";
+const SHOWN_OUTPUT = 10;
 
 export function Snapshot({ id }: { id: string }) {
   const { query } = route.value;
