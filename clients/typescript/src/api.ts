@@ -115,7 +115,8 @@ export interface CheckpointContent {
  * ``id`` is what `run(from_=)` accepts. ``hash`` is the SHA-256 name of the root tree: equal files have
  * equal hashes, on any machine. ``size_bytes`` is what a restore writes. ``parent_id`` is the checkpoint
  * that the sandbox was at before. ``workspace_path`` is where the workspace was when the checkpoint was
- * taken. ``secrets`` are what looks like keys and passwords in the files, the first 100.
+ * taken; ``sandbox_id`` and ``tag`` are those of the session log. ``secrets`` are what looks like keys and
+ * passwords in the files, the first 100.
  */
 export interface CheckpointInfo {
   id: string;
@@ -130,6 +131,8 @@ export interface CheckpointInfo {
   comment?: string | null;
   files?: number | null;
   workspace_path?: string | null;
+  sandbox_id?: string | null;
+  provider?: string | null;
   secrets?: FoundSecret[];
 }
 
@@ -725,6 +728,12 @@ export interface OpenOccurrence {
   manual?: boolean;
 }
 
+/** A file that a session has left in the ``output`` folder of its workspace. */
+export interface OutputFile {
+  path: string;
+  size_bytes: number;
+}
+
 /**
  * A piece of a message.
  *
@@ -998,6 +1007,19 @@ export interface Selection {
   namespace?: string | null;
   scope?: string | null;
   cascade?: boolean;
+}
+
+/**
+ * The files in a session's ``output`` folder, and which session it is.
+ *
+ * ``tag`` and ``sandbox_id`` are in the name of the session's log. Without a ``checkpoint`` it is what the
+ * sandbox has now.
+ */
+export interface SessionOutput {
+  tag: string | null;
+  sandbox_id: string | null;
+  checkpoint: string | null;
+  files: OutputFile[];
 }
 
 /** What each run, thread or agent, or the whole store, may use. Unset limits do not apply. */
@@ -1989,6 +2011,16 @@ export interface Operations {
     body: undefined;
     reply: CheckpointInfo;
   };
+  /** Describe the `output` folder of a checkpoint's workspace, and which session it is of. */
+  get_sandbox_output: {
+    path: {
+      /** The id of the checkpoint, or a unique beginning of it. */
+      id: string;
+    };
+    query: Record<string, never>;
+    body: undefined;
+    reply: SessionOutput;
+  };
   /** List active and paused tasks. */
   list_schedules: {
     path: Record<string, never>;
@@ -2475,6 +2507,7 @@ export const OPERATIONS = {
   find_secrets: ["GET", "/snapshots/{id}/secrets"],
   list_sandbox_checkpoints: ["GET", "/sandboxes/checkpoints"],
   get_sandbox_checkpoint: ["GET", "/sandboxes/checkpoints/{id}"],
+  get_sandbox_output: ["GET", "/sandboxes/checkpoints/{id}/output"],
   list_schedules: ["GET", "/schedules"],
   create_schedule: ["POST", "/schedules"],
   get_schedule: ["GET", "/schedules/{id}"],
