@@ -135,7 +135,7 @@ def openai_agents(server: Provider, *, stream: bool, model: str = "gpt-5") -> st
     import agents
     import openai
 
-    agents.set_tracing_disabled(True)
+    config = agents.RunConfig(tracing_disabled=True)  # of this run only: tracing is global to the process
 
     async def run() -> str:
         client = openai.AsyncOpenAI(api_key="sk-secret-key", base_url=f"{server.url}/v1", max_retries=0)
@@ -145,9 +145,9 @@ def openai_agents(server: Provider, *, stream: bool, model: str = "gpt-5") -> st
             model=agents.OpenAIResponsesModel(model=model, openai_client=client),
         )
         if not stream:
-            done: Any = await agents.Runner.run(agent, PROMPT)
+            done: Any = await agents.Runner.run(agent, PROMPT, run_config=config)
         else:
-            done = agents.Runner.run_streamed(agent, PROMPT)
+            done = agents.Runner.run_streamed(agent, PROMPT, run_config=config)
             async for _ in done.stream_events():
                 pass
         await client.close()
