@@ -24,6 +24,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from demo_job import CODER, LEAD, MODELS, Job, test_run
+from demo_rerun import FROM_STEP, run_again, show_reruns
 
 import treering
 from treering.threads.checkpoint import Checkpoint
@@ -86,7 +87,14 @@ def play(folder: Path) -> None:
         title("6. Cost of each branch")
         show_costs(store)
 
-        title("7. Verify the store")
+        title(f"7. Run the coder again from step {FROM_STEP}, with another model")
+        made = run_again(store, folder / "recorded")
+        show_reruns(made)
+        check(
+            all(each.verify.is_ok for each in made.reruns), "the tests of the original and of each rerun pass"
+        )
+
+        title("8. Verify the store")
         verified, stats = store.verify(), store.stats()
         check(verified.ok, f"verify: {verified.checked.bytes:,} bytes read, all hashes match")
         print(f"   {stats.rows['commits']} commits, {stats.disk_bytes or 0:,} bytes on disk")

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import treering
+from treering.replays.comparison import compare_reruns
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
 LEAD, CODER, FORK = "slugs/lead", "slugs/coder", "slugs/coder-german"
@@ -64,7 +65,7 @@ def test_the_second_process_made_the_open_call_again_and_no_other(played):
 def test_the_job_went_on_after_the_kill(played):
     folder, _printed = played
     with treering.open(folder / "store") as store:
-        runs = list(store.runs.each())
+        runs = [run for run in store.runs.each() if not run.thread.startswith("slugs/recorded")]
         assert sorted(run.thread for run in runs) == [CODER, CODER, FORK, LEAD, LEAD]
         assert sum(run.status == "ok" for run in runs) == 3
         resumed = {run.meta["resumes"] for run in runs if "resumes" in run.meta}
@@ -141,3 +142,16 @@ def said_until(terminal: int, words: str) -> str:
         assert ready, printed
         printed += os.read(terminal, 65536).decode()
     return printed
+
+
+def test_the_coder_was_run_again_by_two_models(played):
+    folder, printed = played
+    with treering.open(folder / "store") as store:
+        (original,) = [each for each in store.runs.each() if each.thread == "slugs/recorded"]
+        made = compare_reruns(store, original.id)
+    assert [(each.variant, each.status) for each in made.reruns] == [("careful_coder", "ok")] * 2 + [
+        ("coder_model", "ok")
+    ] * 2
+    assert [each.departure and each.departure.step for each in made.reruns] == [3, 3, None, None]
+    assert all(each.verify is not None and each.verify.is_ok for each in (made.original, *made.reruns))
+    assert re.search(r"careful_coder +ok +step 3 +8 \(3 same\) +same +ok", printed)

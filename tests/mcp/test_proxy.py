@@ -28,7 +28,7 @@ class Bank:
 
     def talk(self, conversation, *options):
         behind = [sys.executable, "-m", "tests.mcp.bank_server", str(self.ledger)]
-        arguments = ["-m", "treering", "proxy", "--store", str(self.store), *options, "--", *behind]
+        arguments = ["-m", "treering", "proxy", "mcp", "--store", str(self.store), *options, "--", *behind]
         parameters = StdioServerParameters(
             command=sys.executable, args=arguments, env=CLEAN | {"PYTHONPATH": str(ROOT)}
         )
@@ -128,5 +128,5 @@ def test_the_server_behind_is_a_command_or_a_url():
     command = upstream_of(["npx", "shop"])
     assert isinstance(command, StdioServerParameters)
     assert (command.command, command.args) == ("npx", ["shop"])
-    with pytest.raises(InvalidInput, match="treering proxy"):
+    with pytest.raises(InvalidInput, match="treering proxy mcp"):
         upstream_of([])

@@ -156,7 +156,7 @@ def timeline(
         if run is None:
             read = partial(opened.timeline.of_thread, thread or "", namespace=user_namespace)
         else:
-            info = opened.runs.get(_id(opened, run))
+            info = opened.runs.get(run_id(opened, run))
             read, start_us = partial(opened.timeline.of_run, info.id), info.started_at_us
         pages = each_of(partial(read, everything=everything, filter=timeline_filter))
         events = limited((event for page in pages for event in page.events), limit)
@@ -202,7 +202,7 @@ def replay(
     from treering.cli.render import words
 
     with place.existing() as opened:
-        for step in islice(opened.runs.replay(_id(opened, run), speed=speed), limit or None):
+        for step in islice(opened.runs.replay(run_id(opened, run), speed=speed), limit or None):
             if as_json:
                 typer.echo(_step_to_json(step))
                 continue
@@ -230,7 +230,7 @@ def compare(
     from treering.core.ids import short_ids
 
     with place.existing() as opened:
-        found = opened.runs.compare(_id(opened, one), _id(opened, other), currency=currency)
+        found = opened.runs.compare(run_id(opened, one), run_id(opened, other), currency=currency)
     ids = short_ids(each.run.id for each in found.runs)
     lines = rows([("", *(clean(ids[each.run.id]) for each in found.runs)), *_figures(found.runs)])
     show(plain(found), [*lines, *_difference(found.divergence)], as_json=as_json)
@@ -258,7 +258,7 @@ def search(
     from treering.core.ids import short_ids
 
     with place.existing() as opened:
-        run = None if run is None else opened.runs.get(_id(opened, run)).id
+        run = None if run is None else opened.runs.get(run_id(opened, run)).id
         found = opened.timeline.search(text, run=run, agent=agent, kind=kind, limit=limit)
     lines: list[str] = []
     ids = short_ids(hit.run for hit in found.hits)
@@ -460,7 +460,7 @@ def _cost_report(opened: Any, by: str, run: str | None, days: int | None, curren
             raise InvalidInput(
                 "--run cannot be combined with --days, and groups by agent, model or kind only"
             )
-        return costs.of_run(opened.runs.get(_id(opened, run)).id, by=by)
+        return costs.of_run(opened.runs.get(run_id(opened, run)).id, by=by)
     if by in groups:
         return groups[by](since_day=since_day)
     return costs.of_days(by=by, since_day=since_day)
@@ -497,7 +497,8 @@ def seconds(duration_us: int | None) -> str:
     return "" if duration_us is None else f"{duration_us / 1e6:.2f}s"
 
 
-def _id(store: Any, run: str) -> str:
+def run_id(store: Any, run: str) -> str:
+    """Return the id of a run; that of the newest for ``last``."""
     if run != "last":
         return run
     from treering.errors import NotFound
@@ -513,7 +514,7 @@ def _id_if_known(store: Any, run: str) -> str:
     from treering.errors import NotFound
 
     try:
-        return store.runs.get(_id(store, run)).id
+        return store.runs.get(run_id(store, run)).id
     except NotFound:
         return run
 

@@ -84,6 +84,13 @@ def run(
     always_checkpoint: Annotated[
         bool, typer.Option("--always-checkpoint", help="Take a checkpoint even if the program fails.")
     ] = False,
+    record: Annotated[
+        bool,
+        typer.Option(
+            "--record",
+            help="Keep every call of its models, to run it again with treering rerun; no checkpoint.",
+        ),
+    ] = False,
     keep_sandbox: Annotated[bool, typer.Option("--keep-sandbox", help="Do not remove the sandbox.")] = False,
     storage: StorageOption = None,
     endpoint: EndpointOption = None,
@@ -106,6 +113,13 @@ def run(
 
     if (prompt is None) == (not command):
         raise InvalidInput("pass either a command after --, or --agent and --prompt")
+    if record:
+        if any((from_, comment, keep_sandbox, storage, tag_prefix)):
+            raise InvalidInput(
+                "--record takes no checkpoint: leave out --from, --comment, --storage and the like"
+            )
+        _record(place, command, agent=agent, prompt=prompt, model=model, workspace=workspace, as_json=as_json)
+        return
     with place.open() as store, warnings.catch_warnings():
         warnings.simplefilter("ignore", CheckpointWarning)  # the result has it, and it is printed below
         sandbox = Sandbox(
@@ -141,6 +155,36 @@ def run(
                 sandbox.kill()
             sandbox.close()
     code = done.exit_code or 0
+    raise typer.Exit(code if code >= 0 else _SIGNALLED - code)
+
+
+def _record(
+    place: StorePlace,
+    command: list[str] | None,
+    *,
+    agent: str | None,
+    prompt: str | None,
+    model: str | None,
+    workspace: Path | None,
+    as_json: bool,
+) -> None:
+    from treering.replays.commands import record_command
+
+    with place.open() as store:
+        made, result = record_command(
+            store,
+            command=command or (),
+            prompt=prompt,
+            agent=agent or _profile_of(command) or ("claude" if prompt is not None else "program"),
+            model=model,
+            workspace=workspace,
+            on_output=None if as_json else _pass_on,
+        )
+        if as_json:
+            show({"run": made.id, "exit_code": result.exit_code, "output": result.output}, (), as_json=True)
+        else:
+            say(f"recorded as run {made.id}")
+    code = result.exit_code or 0
     raise typer.Exit(code if code >= 0 else _SIGNALLED - code)
 
 

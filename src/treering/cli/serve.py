@@ -34,7 +34,14 @@ keys = Commands(help="Manage the API keys of a store.")
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     app.command("mcp")(mcp)
-    app.command("proxy")(proxy)
+    group = typer.Typer(
+        help="Record the calls of tools and models on their way.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+    )
+    group.command("mcp")(proxy_mcp)
+    group.command("models")(proxy_models)
+    app.add_typer(group, name="proxy")
     app.command("serve")(serve)
     app.add_typer(keys, name="keys")
     app.command("ui")(ui)
@@ -265,7 +272,7 @@ def ui(
 
 
 @takes_store
-def proxy(
+def proxy_mcp(
     server: Annotated[
         list[str],
         typer.Argument(metavar="SERVER", help="The MCP server behind it: a command after --, or a URL."),
@@ -294,7 +301,7 @@ def proxy(
         from treering.mcp.proxy import EffectProxy, upstream_of
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in {"mcp", "mcp_types"}:
-            raise MissingExtra("treering proxy", "mcp") from error
+            raise MissingExtra("treering proxy mcp", "mcp") from error
         raise
     import asyncio
 
@@ -307,6 +314,41 @@ def proxy(
     with place.open() as opened:
         effects = EffectProxy(opened, upstream_of(server), thread_id=thread, replay=words)
         asyncio.run(effects.serve_stdio())
+
+
+@takes_store
+def proxy_models(
+    *,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65535, help="Port to listen on; 0 picks a free one.")
+    ] = 8788,
+    openai: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where OpenAI's format goes [OPENAI_BASE_URL].")
+    ] = None,
+    anthropic: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where Anthropic's format goes [ANTHROPIC_BASE_URL].")
+    ] = None,
+    google: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where Gemini's format goes [GOOGLE_GEMINI_BASE_URL].")
+    ] = None,
+    place: StorePlace,
+) -> None:
+    """Pass calls of models on, and record them whole.
+
+    For programs in any language that take the address of their provider. Stops with Ctrl-C.
+    """
+    from treering.replays.proxy import ModelProxy
+
+    given = {"openai": openai, "anthropic": anthropic, "google": google}
+    with place.open() as opened:
+        upstreams = {name: url for name, url in given.items() if url is not None}
+        with ModelProxy(opened, upstreams=upstreams, host=host, port=port) as running:
+            for name, value in running.environment().items():
+                if name != "NO_PROXY":
+                    typer.echo(f"export {name}={value}")
+            say("recording; stop with Ctrl-C")
+            running.wait()
 
 
 @takes_store

@@ -1,6 +1,6 @@
 """A proxy in front of any MCP server, which makes each tool call once and records it.
 
-    treering proxy -- npx @shop/mcp-server
+    treering proxy mcp -- npx @shop/mcp-server
 
 The client starts the proxy instead of the server and sees the same tools. A tool that says that it only reads
 or that repeating it changes nothing (``readOnlyHint``, ``idempotentHint``) is passed on; any other call is an
@@ -160,7 +160,7 @@ class EffectProxy:
 def upstream_of(words: list[str]) -> StdioServerParameters | str:
     """Return the server behind a proxy: a command and its arguments, or one URL."""
     if not words:
-        raise InvalidInput("name the MCP server behind the proxy: treering proxy -- COMMAND, or a URL")
+        raise InvalidInput("name the MCP server behind the proxy: treering proxy mcp -- COMMAND, or a URL")
     if len(words) == 1 and words[0].startswith(("http://", "https://")):
         return words[0]
     return StdioServerParameters(command=words[0], args=words[1:])

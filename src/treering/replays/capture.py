@@ -52,12 +52,13 @@ from treering.runs.exchanges import (
     record_exchange,
 )
 from treering.runs.run import Run
-from treering.runs.span import RunNode, Span, current_node, encode_any, usage_of
+from treering.runs.span import OK, RunNode, Span, current_node, encode_any, usage_of
 from treering.store import Store
 from treering.threads.thread import Thread
 
 _LIBRARIES: Final = ("httpx", "httpx2")
 _STREAMS: Final = ("text/event-stream", "application/x-ndjson", "application/vnd.amazon.eventstream")
+_MAX_ENTRIES: Final = 256
 _NOT_REPLAYED: Final = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 
 in_call: Final[ContextVar[_Nested | None]] = ContextVar("treering_in_call", default=None)
@@ -123,6 +124,8 @@ class _State:
         """The run of `record`, for threads that do not know the context."""
         self.folders: dict[str, tuple[Store, Path]] = {}
         """The folders that runs work in, by run."""
+        self.entries: dict[str, Callable[..., Any]] = {}
+        """What runs of this process began with, which need not have a name."""
         self.undo: list[Callable[[], None]] = []
 
 
@@ -498,7 +501,7 @@ def _as_changed(request: Any, content: bytes, wanted: dict[str, Any]) -> Any:
     )
 
 
-class _Answer:
+class Answer:
     """The pieces of an answer as they come; records them at the end."""
 
     def __init__(self, library: ModuleType, pending: PendingCall, response: Any) -> None:
@@ -510,9 +513,11 @@ class _Answer:
         self._is_done = False
 
     def add(self, piece: bytes) -> None:
+        """Take a piece as it came."""
         self._pieces.append((self._pending.elapsed_us, piece))
 
     def end(self, *, is_cut: bool) -> None:
+        """Record what came; ``is_cut``: there would have been more."""
         if self._is_done:
             return
         self._is_done = True
@@ -521,6 +526,7 @@ class _Answer:
         )
 
     def fail(self, error: BaseException) -> None:
+        """Record that reading failed."""
         if not self._is_done:
             self._is_done = True
             self._pending.fail(error)
@@ -553,7 +559,7 @@ class _Answer:
 class _RecordedStream:
     """An answer's stream that is recorded while it is read."""
 
-    def __init__(self, inner: Any, answer: _Answer) -> None:
+    def __init__(self, inner: Any, answer: Answer) -> None:
         self._inner = inner
         self._answer = answer
 
@@ -610,7 +616,7 @@ class _Transport:
     """Captures what passes through another transport. ``library`` is httpx or httpx2."""
 
     library: ModuleType
-    recorded_stream: Callable[[Any, _Answer], Any]
+    recorded_stream: Callable[[Any, Answer], Any]
     replayed_stream: Callable[[Exchange], Any]
 
     def __init__(self, inner: Any) -> None:
@@ -636,7 +642,7 @@ class _Transport:
 
     def _received(self, pending: PendingCall, response: Any) -> Any:
         if pending.is_recorded:
-            answer = _Answer(self.library, pending, response)
+            answer = Answer(self.library, pending, response)
             response.stream = type(self).recorded_stream(response.stream, answer)
         return response
 
@@ -940,6 +946,8 @@ class RecordedRun:
         self._on_end = on_end
         self._undo: list[Callable[[], None]] = []
         self._token: Token[RunNode | None] | None = None
+        self.status = OK
+        """What the run ends with, unless an error ends it."""
         self._workspace = workspace
         self._entry = entry
         self._arguments = arguments
@@ -963,9 +971,15 @@ class RecordedRun:
         if head is not None:
             start["checkpoint"] = head.id
         if self._entry is not None:
-            start["entry"] = self._entry if isinstance(self._entry, str) else entry_name(self._entry)
+            name = self._entry if isinstance(self._entry, str) else entry_name(self._entry)
+            if name is not None:
+                start["entry"] = name
             start["arguments"] = plain(_with_paths_as_text(self._arguments))
         self._run = run = self._make({START: start})
+        if callable(self._entry):
+            state.entries[run.id] = self._entry
+            if len(state.entries) > _MAX_ENTRIES:
+                del state.entries[next(iter(state.entries))]
         if self._workspace is not None:
             state.folders[run.id] = (store, self._workspace)
         self._instrumentation = self._instrument()
@@ -1022,6 +1036,8 @@ class RecordedRun:
         if self._run is not None:
             self._stop_drawing()
             self._end()
+            if error is None:
+                self._run.end(status=self.status)
             self._run.__exit__(kind, error, trace)
         state.node = None
         self._finish()
@@ -1035,6 +1051,8 @@ class RecordedRun:
         if self._run is not None:
             self._stop_drawing()
             await asyncio.to_thread(self._end)
+            if error is None:
+                self._run.end(status=self.status)
             self._run.__exit__(kind, error, trace)
         state.node = None
         await asyncio.to_thread(self._finish)
@@ -1104,15 +1122,13 @@ def _with_paths_as_text(value: Any) -> Any:
     return value
 
 
-def entry_name(function: Callable[..., Any]) -> str:
-    """Return the name by which `treering rerun` finds a function: ``module:function``."""
+def entry_name(function: Callable[..., Any]) -> str | None:
+    """Return the name by which another process finds a function, ``module:function``; ``None`` if none does."""
     module = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", None)
     if not module or not name or "<" in name:
-        raise InvalidInput(
-            f"entry={function!r} cannot be found again by its name; give a function of a module"
-        )
+        return None
     file = getattr(sys.modules.get(module), "__file__", None)
-    if module == "__main__" and file:
-        return f"{os.fspath(Path(file).absolute())}:{name}"
-    return f"{module}:{name}"
+    if module != "__main__":
+        return f"{module}:{name}"
+    return f"{os.fspath(Path(file).absolute())}:{name}" if file else None

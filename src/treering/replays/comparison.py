@@ -258,8 +258,11 @@ def _describe(
     error = info.meta.get("error")
     messages, before = conversation(exchanges), conversation(recorded)
     common = 0
+    moved = {} if found is None else _moved_folders(original, info)
     for one, other in zip(messages, before, strict=False):
-        if meaning_of_message(one) != meaning_of_message(other):
+        if _as_original(encode_json(meaning_of_message(one)), moved) != encode_json(
+            meaning_of_message(other)
+        ):
             break
         common += 1
     return Compared(
@@ -270,7 +273,7 @@ def _describe(
         status=info.status,
         error=None if error is None else f"{error.get('type', '')}: {error.get('message', '')}",
         steps=len(exchanges),
-        departure=None if found is None else departure_of(recorded, exchanges, found.variant),
+        departure=None if found is None else departure_of(recorded, exchanges, found.variant, moved),
         messages=len(messages),
         common_messages=common,
         files=() if found is None else tuple(_file_differences(store, original, info)),
@@ -441,14 +444,21 @@ def answered_of(exchange: Exchange) -> bytes:
 
 
 def departure_of(
-    recorded: Sequence[Exchange], exchanges: Sequence[Exchange], variant: Variant | None = None
+    recorded: Sequence[Exchange],
+    exchanges: Sequence[Exchange],
+    variant: Variant | None = None,
+    moved: Mapping[str, str] | None = None,
 ) -> Departure | None:
-    """Return where a run first differs from the original; ``None`` if it never does."""
+    """Return where a run first differs from the original; ``None`` if it never does.
+
+    ``moved`` are the folders of the run, and those of the original in their place.
+    """
+    moved = moved or {}
     unused: dict[bytes, list[Exchange]] = {}
     for each in recorded:
         unused.setdefault(asked_of(each, variant), []).append(each)
     for each in exchanges:
-        same = unused.get(asked_of(each, variant))
+        same = unused.get(_as_original(asked_of(each, variant), moved))
         if not same:
             left = next(
                 (one for one in recorded if any(one is o for some in unused.values() for o in some)), None
@@ -460,7 +470,7 @@ def departure_of(
                 original="" if left is None else _shown_request(left),
                 here=_shown_request(each),
             )
-        answer = answered_of(each)
+        answer = _as_original(answered_of(each), moved)
         found = next((one for one in same if answered_of(one) == answer), None)
         if found is None:
             return Departure(
@@ -478,6 +488,18 @@ def departure_of(
             step=len(exchanges) + 1, what="ended", name=first.name, original=_shown_request(first), here=""
         )
     return None
+
+
+def _moved_folders(original: RunInfo, info: RunInfo) -> dict[str, str]:
+    before: dict[str, str] = original.meta.get(START, {})
+    after: dict[str, str] = info.meta.get(START, {})
+    return {after[name]: before[name] for name in ("workspace", "home") if name in before and name in after}
+
+
+def _as_original(encoded: bytes, moved: Mapping[str, str]) -> bytes:
+    for new in sorted(moved, key=len, reverse=True):
+        encoded = encoded.replace(new.encode(), moved[new].encode())
+    return encoded
 
 
 def _shown_request(exchange: Exchange) -> str:

@@ -6,6 +6,7 @@ framework           method                                   left out
 LangChain           ``StructuredTool._run`` and ``_arun``    tools that are classes of their own
 OpenAI Agents SDK   the invoker of ``function_tool``         hosted tools (the model runs them)
 pydantic-ai         ``FunctionToolset.call_tool``            MCP servers
+Claude Agent SDK    the handler of ``@tool``                 tools of the CLI, other MCP servers
 ==================  =======================================  ==================================
 
 Tools that are left out are made for real in a replay. A framework is patched when it is imported already, or
@@ -23,7 +24,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -156,6 +157,28 @@ def _patch_pydantic_ai(module: ModuleType, replace: Replace) -> None:
     replace(module.FunctionToolset, "call_tool", around)
 
 
+def _patch_claude(module: ModuleType, replace: Replace) -> None:
+    class Handler:
+        """The handler of a tool, which is read from the tool for each call."""
+
+        def __get__(self, tool: Any, owner: Any = None) -> Any:
+            if tool is None:
+                return self
+            handler = cast("Callable[..., Any]", vars(tool)["handler"])
+
+            async def make(arguments: Any) -> Any:
+                return await handler(arguments)
+
+            return intercept_tool(tool.name, make, _same)
+
+        def __set__(self, tool: Any, handler: Any) -> None:
+            vars(tool)["handler"] = handler
+
+    if "handler" not in vars(module.SdkMcpTool):
+        module.SdkMcpTool.handler = None  # each tool has its own
+    replace(module.SdkMcpTool, "handler", lambda _: Handler())
+
+
 def _same(arguments: Any) -> Any:
     return arguments
 
@@ -170,5 +193,6 @@ def _json_arguments(input: str) -> Any:
 _PATCHES: Final[dict[str, Callable[[ModuleType, Replace], None]]] = {
     "langchain_core.tools.structured": _patch_langchain,
     "agents.tool": _patch_openai_agents,
+    "claude_agent_sdk": _patch_claude,
     "pydantic_ai.toolsets.function": _patch_pydantic_ai,
 }

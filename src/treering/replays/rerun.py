@@ -44,6 +44,7 @@ from treering.replays.capture import (
     Instrumentation,
     RecordedRun,
     plain,
+    state,
 )
 from treering.replays.comparison import (
     RERUN,
@@ -75,6 +76,10 @@ if TYPE_CHECKING:
     from treering.store import Store
 
 Entry = Callable[..., Any] | str | Any
+COMMAND: Final = "command"
+"""The entry of a run that was a command (`treering.replays.commands`)."""
+COMMAND_TOLERANCE: Final = Tolerance(ignore=("metadata.user_id",), mask=("uuid", "timestamp", "date"))
+"""What CLI agents put into their requests that is another one each time."""
 _MAX_OUTPUT: Final = 4000
 _VERIFY_SECONDS: Final = 1800.0
 
@@ -102,6 +107,8 @@ class RerunSession(Replay):
         self._model = model
         self._on_going_on = on_going_on
         self._is_real = False
+        self.moved: dict[str, str] = {}
+        """Folders of the original, and those of the fork in their place."""
 
     @property
     def is_real(self) -> bool:
@@ -111,12 +118,16 @@ class RerunSession(Replay):
     def answer(self, asked: Asked) -> Exchange | None:
         """Return the recorded exchange of a call before the step; else ``None``, with the changed request."""
         with self._lock:
-            found = self.recording.find(asked)
+            there = {new: old for old, new in self.moved.items()}
+            known = Asked(
+                kind=asked.kind, name=asked.name, request=wire.translate(asked.request, _replacer(there))
+            )
+            found = self.recording.find(known)
             if found is not None and found.step < self._from_step:
                 return self._use(found)
             if found is None and self._before:
                 if self.divergence is None:
-                    self.divergence = self.recording.diverge(asked)
+                    self.divergence = self.recording.diverge(known)
                 raise StopReplay
             if asked.kind == "tool" and asked.once:
                 return self._use(found) if found is not None else self._refused(asked)
@@ -145,11 +156,37 @@ class RerunSession(Replay):
         self.recording.use(found)
         self._before.discard(found.step)
         self.answered.append(found)
-        return found
+        return moved_exchange(found, self.moved) if self.moved else found
 
     def _refused(self, asked: Asked) -> Exchange:
         error = CallError(f"{EffectRefused.__module__}.{EffectRefused.__qualname__}", refusal(asked.name))
         return Exchange(kind="tool", name=asked.name, request=asked.request, error=error)
+
+
+def moved_exchange(exchange: Exchange, moved: Mapping[str, str]) -> Exchange:
+    """Return an exchange that names other folders."""
+    replace, answer = _replacer(moved), exchange.answer
+    if isinstance(answer, str) and exchange.kind == "http":
+        answer = wire.translate_answer(answer, replace)
+    else:
+        answer = wire.translate(answer, replace)
+    return msgspec.structs.replace(
+        exchange,
+        request=wire.translate(exchange.request, replace),
+        answer=answer,
+        pieces=exchange.pieces if answer == exchange.answer else (),
+    )
+
+
+def _replacer(moved: Mapping[str, str]) -> Callable[[str], str]:
+    names = sorted(moved, key=len, reverse=True)
+
+    def replace(text: str) -> str:
+        for name in names:
+            text = text.replace(name, moved[name])
+        return text
+
+    return replace
 
 
 class EffectRefused(TreeringError):
@@ -264,7 +301,7 @@ def _plan(
             f"from_step={from_step} is invalid; run {original.id!r} has steps 1 to {len(exchanges)}"
         )
     start: dict[str, Any] = original.meta.get(START) or {}
-    named = entry if entry is not None else start.get("entry")
+    named = entry if entry is not None else state.entries.get(original.id) or start.get("entry")
     if named is None:
         raise NotFound(
             f"run {original.id!r} was recorded without its entry point; pass entry='module:function' "
@@ -277,7 +314,7 @@ def _plan(
         from_step=from_step,
         entry=_checked_entry(named),
         arguments=start.get("arguments", []) if arguments is None else arguments,
-        tolerance=tolerance,
+        tolerance=COMMAND_TOLERANCE if tolerance is EXACT and named == COMMAND else tolerance,
         verify=verify,
         verify_original=None if verify is None else _verify_original(store, original, verify),
         folder=Path(tempfile.mkdtemp(prefix="treering-rerun-"))
@@ -290,6 +327,8 @@ def _plan(
 
 def _checked_entry(entry: Any) -> Any:
     """Return an entry that can be run, by its name if it was given so."""
+    if entry == COMMAND:
+        return entry
     target = resolve_entry(entry) if isinstance(entry, str) else entry
     if not callable(_callable_of(target)):
         raise InvalidInput(f"entry {entry!r} is no function, agent or graph")
@@ -361,6 +400,8 @@ def _run_once(
         tolerance=plan.tolerance,
         allow=hosts_of(store),
     )
+    if workspace is not None and plan.workspace is not None:
+        session.moved[plan.workspace] = str(workspace)
 
     def on_end(run: Run) -> None:
         if plan.verify is not None and workspace is not None:
@@ -370,7 +411,7 @@ def _run_once(
     recorded = RecordedRun(
         Opened(store),
         workspace=workspace,
-        entry=plan.entry if isinstance(plan.entry, str) else None,
+        entry=plan.entry if isinstance(plan.entry, str) or inspect.isroutine(plan.entry) else None,
         arguments=arguments,
         thread=None if fork.thread_id is None else store.thread(fork.thread_id, original.namespace),
         make=lambda start: store.run(
@@ -385,14 +426,39 @@ def _run_once(
         on_end=on_end,
     )
     try:
-        with recorded, _in_folder(store, plan, workspace), fork, session:
-            call_entry(plan.entry, arguments)
+        with recorded as run, _in_folder(store, plan, workspace), fork, session:
+            if plan.entry == COMMAND:
+                recorded.status = _run_again(run, plan, session, arguments, workspace)
+            else:
+                call_entry(plan.entry, arguments)
             if not session.is_real:
                 _go_on(store, plan, fork, workspace)
     except (Diverged, KeyboardInterrupt):
         raise
     except Exception:  # noqa: BLE001 - the run has it, and so does the comparison
         return
+
+
+def _run_again(
+    run: Run, plan: _Plan, session: RerunSession, given: Mapping[str, Any], workspace: Path | None
+) -> str:
+    """Run a recorded command again; return the status that its exit code stands for."""
+    from treering.replays.commands import run_command
+
+    if workspace is None:
+        raise InvalidInput(
+            f"run {plan.original.id!r} has no folder; record commands with: treering run --record"
+        )
+
+    def on_home(home: str) -> None:
+        before = plan.start.get("home")
+        if before:
+            session.moved[before] = home
+
+    result = run_command(
+        run, given, folder=workspace, env={}, upstreams=plan.start.get("upstreams"), on_home=on_home
+    )
+    return "ok" if not result.exit_code else "error"
 
 
 def call_entry(entry: Entry, arguments: Any) -> Any:

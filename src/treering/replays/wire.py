@@ -10,7 +10,7 @@ reply, and is recorded and replayed all the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
 import msgspec
@@ -362,3 +362,71 @@ def answer_text(answer: Any) -> str:
     """Return a recorded message or list of messages as text."""
     items = cast("list[Any]", answer) if isinstance(answer, list) else [answer]
     return "".join(message_text(read_message(item)) for item in items)
+
+
+# Paths: a rerun works in another folder
+
+
+def translate(value: Any, replace: Callable[[str], str]) -> Any:
+    """Return a value with each text in it replaced."""
+    if isinstance(value, str):
+        return replace(value)
+    if isinstance(value, Mapping):
+        return {name: translate(each, replace) for name, each in cast("Mapping[str, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [translate(each, replace) for each in cast("Sequence[Any]", value)]
+    return value
+
+
+def translate_answer(answer: str, replace: Callable[[str], str]) -> str:
+    """Return an answer with each text in it replaced; the same answer, if that changes nothing.
+
+    A text that comes in the pieces of a stream is replaced as a whole, and is then in its first piece.
+    """
+    stripped = answer.lstrip()
+    if stripped.startswith(("{", "[")):
+        return replace(answer)  # JSON writes paths as they are
+    events = re.split(r"(\r?\n\r?\n)", answer)
+    parsed: list[tuple[int, Any]] = []
+    whole: dict[Any, str] = {}
+    for index, event in enumerate(events):
+        data = "\n".join(line[5:].strip() for line in event.splitlines() if line.startswith("data:"))
+        if data.startswith("{"):
+            try:
+                parsed.append((index, msgspec.json.decode(data)))
+            except msgspec.DecodeError:
+                return replace(answer)
+    for _, document in parsed:
+        for slot, holder, key in _streamed(document):
+            whole[slot] = whole.get(slot, "") + holder[key]
+    changed = {slot: text for slot, given in whole.items() if (text := replace(given)) != given}
+    if not changed and replace(answer) == answer:
+        return answer
+    for index, document in parsed:
+        for slot, holder, key in _streamed(document):
+            if slot in changed:
+                holder[key], whole[slot] = (changed[slot], "") if whole[slot] else ("", "")
+        lines = [line for line in events[index].splitlines() if not line.startswith("data:")]
+        data = msgspec.json.encode(translate(document, replace)).decode()
+        events[index] = "\n".join([*lines, f"data: {data}"])
+    return "".join(events)
+
+
+def _streamed(document: Any) -> Iterator[tuple[Any, dict[str, Any], str]]:
+    """Yield the pieces of texts in one event of a stream: which text, and where its piece is."""
+    kind = document.get("type")
+    if kind == "content_block_delta":
+        delta = document["delta"]
+        for key in ("text", "thinking", "partial_json"):
+            if isinstance(delta.get(key), str):
+                yield (document["index"], key), delta, key
+    elif isinstance(kind, str) and kind.endswith(".delta") and isinstance(document.get("delta"), str):
+        yield (kind, document.get("item_id"), document.get("output_index")), document, "delta"
+    for choice in document.get("choices") or _EMPTY:
+        delta = choice.get("delta") or _NOTHING
+        if isinstance(delta.get("content"), str):
+            yield (choice.get("index"), "content"), delta, "content"
+        for call in delta.get("tool_calls") or _EMPTY:
+            function = call.get("function") or _NOTHING
+            if isinstance(function.get("arguments"), str):
+                yield (choice.get("index"), call.get("index")), function, "arguments"

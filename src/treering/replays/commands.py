@@ -1,0 +1,102 @@
+"""Commands that are recorded, and run again: CLI agents in a sandbox, whose models are behind our proxy.
+
+    treering run --record --workspace ./shop -- claude -p "Fix the tests"
+    treering rerun last --from 4 --model claude-haiku-4-5
+
+The program runs as with ``treering run``, in a home of its own. Its calls of models pass through a
+`ModelProxy` and are recorded; its tools are the program's own, so a replay makes them again, in the fork's
+folder. That folder has another name than the original one: recorded answers name the new folder, and
+requests are compared as if they named the old one.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treering.adapters.shared import Opened
+from treering.errors import InvalidInput
+from treering.replays.capture import START, Instrumentation, RecordedRun
+from treering.replays.proxy import ModelProxy
+from treering.replays.rerun import COMMAND
+from treering.sandbox.sandbox import RunResult, Sandbox
+
+if TYPE_CHECKING:
+    from treering.runs.run import Run
+    from treering.sandbox.run import Output
+    from treering.store import Store
+
+
+def record_command(
+    store: Store,
+    *,
+    command: Sequence[str] = (),
+    prompt: str | None = None,
+    agent: str = "program",
+    model: str | None = None,
+    workspace: str | Path | None = None,
+    env: Mapping[str, str] | None = None,
+    upstreams: Mapping[str, str] | None = None,
+    on_output: Output | None = None,
+) -> tuple[Run, RunResult]:
+    """Run a command, or give an agent a prompt, and record all calls of its models.
+
+    Returns the run, and the result of the program; ``upstreams`` are those of `ModelProxy`.
+    """
+    if bool(command) == (prompt is not None):
+        raise InvalidInput("pass either a command or a prompt")
+    folder = Path(workspace) if workspace is not None else Path(tempfile.mkdtemp(prefix="treering-run-"))
+    given = {"command": list(command), "prompt": prompt, "agent": agent, "model": model}
+    recorded = RecordedRun(
+        Opened(store),
+        workspace=folder.absolute(),
+        entry=COMMAND,
+        arguments=given,
+        thread=None,
+        make=lambda start: store.run(agent, meta=start),
+        instrumentation=lambda: Instrumentation(None, spans=True, tools=False, also=()),
+        nature=None,
+    )
+    with recorded as run:
+        result = run_command(
+            run, given, folder=folder.absolute(), env=env or {}, upstreams=upstreams, on_output=on_output
+        )
+        if result.exit_code:
+            recorded.status = "error"
+    return run, result
+
+
+def run_command(
+    run: Run,
+    given: Mapping[str, Any],
+    *,
+    folder: Path,
+    env: Mapping[str, str],
+    upstreams: Mapping[str, str] | None,
+    on_output: Output | None = None,
+    on_home: Callable[[str], None] | None = None,
+) -> RunResult:
+    """Run a recorded command in a folder, with its models behind a proxy."""
+    with (
+        ModelProxy(node=lambda: run, upstreams=upstreams) as proxy,
+        Sandbox(
+            given["agent"],
+            model=given.get("model"),
+            workspace=folder,
+            env={**env, **proxy.environment()},
+            on_output=on_output,
+        ) as sandbox,
+    ):
+        home = str(sandbox.start().home)
+        if on_home is not None:
+            on_home(home)
+        run.note(
+            **{START: {**run.info.meta.get(START, {}), "home": home, "upstreams": dict(proxy.upstreams)}}
+        )
+        if given.get("prompt") is not None:
+            result = sandbox.run(given["prompt"])
+        else:
+            result = sandbox.execute(given["command"])
+    return result
