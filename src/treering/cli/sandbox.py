@@ -166,6 +166,7 @@ def _record(
     prompt: str | None,
     model: str | None,
     workspace: Path | None,
+    env: list[str],
     as_json: bool,
 ) -> None:
     from treering.replays.commands import record_command
@@ -178,6 +179,8 @@ def _record(
             agent=agent or _profile_of(command) or ("claude" if prompt is not None else "program"),
             model=model,
             workspace=workspace,
+            env=dict(each.split("=", 1) for each in env if "=" in each),
+            pass_env=[each for each in env if "=" not in each],
             on_output=None if as_json else _pass_on,
         )
         if as_json:

@@ -38,6 +38,7 @@ def record_command(
     model: str | None = None,
     workspace: str | Path | None = None,
     env: Mapping[str, str] | None = None,
+    pass_env: Sequence[str] = (),
     upstreams: Mapping[str, str] | None = None,
     on_output: Output | None = None,
 ) -> tuple[Run, RunResult]:
@@ -48,7 +49,13 @@ def record_command(
     if bool(command) == (prompt is not None):
         raise InvalidInput("pass either a command or a prompt")
     folder = Path(workspace) if workspace is not None else Path(tempfile.mkdtemp(prefix="treering-run-"))
-    given = {"command": list(command), "prompt": prompt, "agent": agent, "model": model}
+    given = {
+        "command": list(command),
+        "prompt": prompt,
+        "agent": agent,
+        "model": model,
+        "pass_env": list(pass_env),
+    }
     recorded = RecordedRun(
         Opened(store),
         workspace=folder.absolute(),
@@ -61,7 +68,13 @@ def record_command(
     )
     with recorded as run:
         result = run_command(
-            run, given, folder=folder.absolute(), env=env or {}, upstreams=upstreams, on_output=on_output
+            run,
+            given,
+            folder=folder.absolute(),
+            env=env or {},
+            pass_env=pass_env,
+            upstreams=upstreams,
+            on_output=on_output,
         )
         if result.exit_code:
             recorded.status = "error"
@@ -75,6 +88,7 @@ def run_command(
     folder: Path,
     env: Mapping[str, str],
     upstreams: Mapping[str, str] | None,
+    pass_env: Sequence[str] = (),
     on_output: Output | None = None,
     on_home: Callable[[str], None] | None = None,
 ) -> RunResult:
@@ -86,6 +100,7 @@ def run_command(
             model=given.get("model"),
             workspace=folder,
             env={**env, **proxy.environment()},
+            pass_env=pass_env,
             on_output=on_output,
         ) as sandbox,
     ):

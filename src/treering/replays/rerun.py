@@ -456,7 +456,13 @@ def _run_again(
             session.moved[before] = home
 
     result = run_command(
-        run, given, folder=workspace, env={}, upstreams=plan.start.get("upstreams"), on_home=on_home
+        run,
+        given,
+        folder=workspace,
+        env={},
+        pass_env=given.get("pass_env", ()),
+        upstreams=plan.start.get("upstreams"),
+        on_home=on_home,
     )
     return "ok" if not result.exit_code else "error"
 
