@@ -118,7 +118,16 @@ def run(
             raise InvalidInput(
                 "--record takes no checkpoint: leave out --from, --comment, --storage and the like"
             )
-        _record(place, command, agent=agent, prompt=prompt, model=model, workspace=workspace, as_json=as_json)
+        _record(
+            place,
+            command,
+            agent=agent,
+            prompt=prompt,
+            model=model,
+            workspace=workspace,
+            env=env or [],
+            as_json=as_json,
+        )
         return
     with place.open() as store, warnings.catch_warnings():
         warnings.simplefilter("ignore", CheckpointWarning)  # the result has it, and it is printed below
