@@ -1123,7 +1123,7 @@ def _with_paths_as_text(value: Any) -> Any:
 
 
 def entry_name(function: Callable[..., Any]) -> str | None:
-    """Return the name by which another process finds a function, ``module:function``; ``None`` if none does."""
+    """Return ``module:function``, by which another process finds a function; ``None`` if it cannot."""
     module = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", None)
     if not module or not name or "<" in name:
