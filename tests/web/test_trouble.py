@@ -11,6 +11,7 @@ from tests.server.running import running
 from tests.web.conftest import axe_findings, shot
 
 import treering
+from treering.core.batch import Draft
 from treering.server.settings import Settings
 
 
@@ -197,3 +198,20 @@ def test_what_agents_write_is_rendered_as_text_never_as_html(page, own_store):
         expect(page.locator("main")).to_contain_text("onerror=")
         assert page.title() != "owned"
         assert page.locator("img, main script, main b, main u, main s").count() == 0
+
+
+def test_an_entry_that_cannot_be_read_is_named_above_the_rest_of_the_list(page, own_store):
+    store, url = own_store
+    draft = Draft(store.space)
+    draft.set_ref("budget/broken", b"junk", scope="s")
+    store.engine.commit(draft.batch())
+    store.budgets.set("whole", per="store", tokens=10)
+    page.goto(f"{url}/ui/#/cost?tab=budgets")
+    page.get_by_text("whole").first.wait_for()
+    banner = page.locator(".banner", has_text="1 entry cannot be read")
+    banner.locator("summary").click()
+    expect(banner.locator("li code")).to_have_text("budget/broken")
+    store.budgets.set("broken", per="store", tokens=10)
+    page.reload()
+    page.get_by_text("broken").first.wait_for()
+    expect(page.locator(".banner")).to_have_count(0)

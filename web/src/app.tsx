@@ -2,7 +2,8 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
-import { locked, reachable, setKey } from "./base/api";
+import { locked, reachable, setKey, unreadable } from "./base/api";
+import { plural } from "./base/format";
 import { useKeys } from "./base/keys";
 import { live } from "./base/live";
 import { go, route } from "./base/route";
@@ -143,6 +144,21 @@ export function App() {
           <p class="banner" role="alert">
             Cannot reach the server. Showing the last known data; this page reconnects automatically.
           </p>
+        )}
+        {unreadable.value.length > 0 && (
+          <details class="banner" role="alert">
+            <summary>
+              {plural(unreadable.value.length, "entry", "entries")} cannot be read and left out of the lists. Run{" "}
+              <code>treering verify</code>.
+            </summary>
+            <ul>
+              {unreadable.value.map((each) => (
+                <li key={each.path + each.name}>
+                  <code>{each.name}</code> {each.problem}
+                </li>
+              ))}
+            </ul>
+          </details>
         )}
         <View place={place} id={id} />
       </main>

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from treering.cli.console import say
+from treering.cli.console import clean, say
 
 if TYPE_CHECKING:
     from treering.store import Store
@@ -71,6 +71,7 @@ class StorePlace:
     def existing(self, *, every: bool = False) -> Generator[Store]:
         """Open an existing store: a typo must neither create one nor show an empty namespace."""
         from treering.api import open_existing
+        from treering.core.unreadable import collecting
         from treering.errors import InvalidInput, NotFound
         from treering.maintenance.stats import user_spaces
 
@@ -83,7 +84,12 @@ class StorePlace:
                 if self.namespace is not None:
                     raise NotFound(known)
                 say(f"note: {known} (see --namespace and --all)")
-            yield opened
+            with collecting() as unreadable:
+                try:
+                    yield opened
+                finally:
+                    for each in unreadable.values():
+                        say(f"warning: {clean(each.name)} is left out: {clean(each.problem)}")
 
 
 class takes_store:  # noqa: N801 - used as a decorator

@@ -48,6 +48,7 @@ from treering.core.forks import forked_thread
 from treering.core.ids import Scope, check_id, new_id, only_match, thread_key, thread_scope
 from treering.core.query import EventQuery, each_record, each_ref
 from treering.core.records import Lease
+from treering.core.unreadable import note_unreadable
 from treering.errors import (
     Conflict,
     Corrupt,
@@ -337,16 +338,22 @@ class Effects:
         if after is not None:
             ids = dropwhile(lambda each: each != after, ids)
             next(ids, None)
-        found = (self._settled(each, status) for each in ids)
         wanted = (
             self._ledger.effect(each)
-            for each in found
+            for each in self._readable(ids, status)
             if each is not None
             and (status is None or each.row.status == status)
             and (run_id is None or each.row.run == run_id)
             and (thread_id is None or (each.row.thread, each.row.namespace) == (thread_id, namespace))
         )
         yield from islice(wanted, last)
+
+    def _readable(self, ids: Iterable[str], status: Status | None) -> Iterator[_Stored | None]:
+        for each in ids:
+            try:
+                yield self._settled(each, status)
+            except Corrupt as error:
+                note_unreadable(EFFECTS + each, error)
 
     def unknown(
         self, *, thread_id: str | None = None, namespace: str = "", run_id: str | None = None

@@ -28,6 +28,7 @@ from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import Scope, check_id, thread_key, thread_of_key
 from treering.core.query import EventQuery, SumQuery, each_ref, last_seq
 from treering.core.rollups import ERROR
+from treering.core.unreadable import readable
 from treering.errors import Closed, Corrupt, InvalidInput, NotFound, RefMoved, TreeringError
 from treering.limits.webhooks import (
     ALERT_REFS,
@@ -174,7 +175,7 @@ class Alerts:
 
     def rules(self) -> tuple[AlertRule, ...]:
         """List rules by name."""
-        return tuple(_rule_from_ref(ref) for ref in each_ref(self._engine, self._space, RULES))
+        return tuple(readable(each_ref(self._engine, self._space, RULES), _rule_from_ref))
 
     def remove_rule(self, name: str) -> bool:
         """Remove a rule; return whether it existed."""
@@ -219,7 +220,7 @@ class Alerts:
 
     def webhooks(self) -> tuple[Webhook, ...]:
         """List webhooks by name."""
-        return tuple(webhook_from_ref(ref) for ref in each_ref(self._engine, self._space, WEBHOOKS))
+        return tuple(readable(each_ref(self._engine, self._space, WEBHOOKS), webhook_from_ref))
 
     def remove_webhook(self, name: str) -> bool:
         """Remove a webhook; return whether it existed."""

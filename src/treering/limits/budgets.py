@@ -27,6 +27,7 @@ from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import Scope, check_id, thread_key, thread_of_key
 from treering.core.optimistic import Backoff
 from treering.core.query import EventQuery, SumQuery, each_record, each_ref
+from treering.core.unreadable import collecting, readable
 from treering.errors import BudgetExceeded, Corrupt, InvalidInput, RefMoved, TreeringError
 from treering.runs.cost import cost_of
 from treering.runs.money import check_currency, from_nanos, to_nanos
@@ -251,7 +252,7 @@ class SharedBudgets:
 
     def list(self) -> tuple[SharedBudget, ...]:
         """List budgets by name."""
-        return tuple(_budget_from_ref(ref) for ref in each_ref(self._engine, self._space, BUDGETS))
+        return tuple(readable(each_ref(self._engine, self._space, BUDGETS), _budget_from_ref))
 
     def usage(
         self,
@@ -575,7 +576,13 @@ class Guard:
     def _refresh(self) -> None:
         self._refresh_at = time.monotonic() + REFRESH_SECONDS
         try:
-            self._budgets = self._shared.list()
+            with collecting() as unreadable:
+                found = self._shared.list()
+            for each in unreadable.values():
+                log.warning("budget %r cannot be read: %s", each.name, each.problem)
+            # One that cannot be read any more still applies as it was last known.
+            known = (each for each in self._budgets if BUDGETS + each.name in unreadable)
+            self._budgets = (*found, *known)
         except TreeringError as error:  # recording never fails a run; the last known budgets still apply
             log.warning("budgets cannot be read: %s", error)
 

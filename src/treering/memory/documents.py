@@ -26,7 +26,7 @@ from treering.core.clock import from_datetime, to_datetime, to_iso
 from treering.core.content import Address, Content
 from treering.core.encoding import decode, decode_json, encode_json
 from treering.core.ids import Scope, check_id, namespace_prefix, parse_scope
-from treering.errors import InvalidInput
+from treering.errors import Corrupt, InvalidInput
 
 if TYPE_CHECKING:
     from treering.core.batch import Draft
@@ -360,8 +360,11 @@ class DocumentRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_record(data: bytes) -> DocumentRecord:
-    """Decode the value of a document's ref."""
-    return record_from_dict(decode_json(data))
+    """Decode the value of a document's ref. Raise `Corrupt` if it cannot be read."""
+    try:
+        return record_from_dict(decode_json(data))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:  # ValueError: also of msgspec
+        raise Corrupt(f"a document cannot be read ({error!r}); restore it from a backup") from None
 
 
 def record_from_dict(data: Mapping[str, Any]) -> DocumentRecord:

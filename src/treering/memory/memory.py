@@ -25,7 +25,8 @@ from treering.core.forks import forked_memory
 from treering.core.ids import check_id, new_id
 from treering.core.optimistic import Backoff, check_version
 from treering.core.query import Erasure, EventQuery, encode_cursor, record_pages, ref_pages
-from treering.errors import InvalidInput, MissingObjects, NotFound, RefMoved
+from treering.core.unreadable import note_unreadable
+from treering.errors import Corrupt, InvalidInput, MissingObjects, NotFound, RefMoved
 from treering.memory.documents import (
     DELETED,
     EMBEDDED,
@@ -392,7 +393,12 @@ class Memory:
             refs = self._engine.scan_refs(self._space, self._prefix + prefix, after=behind, limit=limit)
             page: list[tuple[Ref, DocumentRecord | None]] = []
             for ref in refs:
-                record = decode_record(ref.value)
+                try:
+                    record = decode_record(ref.value)
+                except Corrupt as error:
+                    note_unreadable(ref.name, error)
+                    page.append((ref, None))
+                    continue
                 is_match = (
                     (include_expired or not record.is_expired(now_us))
                     and (auto_load is None or record.auto_load == auto_load)

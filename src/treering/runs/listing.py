@@ -32,6 +32,7 @@ from treering.core.clock import SECOND_US, from_datetime
 from treering.core.encoding import decode
 from treering.core.query import EventQuery, ListQuery, each_listed, encode_list_cursor
 from treering.core.records import list_place
+from treering.core.unreadable import readable
 from treering.errors import Corrupt, InvalidInput, NotFound, RefMoved
 from treering.runs.compare import AgentComparison, RunComparison, compare_agents, compare_runs
 from treering.runs.cost import Costs, is_event
@@ -145,7 +146,7 @@ class Runs:
         probe = self._probe()
         runs: list[RunInfo] = []
         for scanned, (place, ref) in enumerate(listed, 1):
-            info = None if ref is None else probe.check(ref)
+            info = None if ref is None else next(readable((ref,), probe.check), None)
             if info is not None and status in (None, info.status):
                 runs.append(info)
             if len(runs) == first or scanned == _MAX_SCANNED:

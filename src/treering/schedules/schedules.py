@@ -22,6 +22,7 @@ from treering.core.forks import refuse_outside
 from treering.core.ids import Scope, check_id, namespace_prefix
 from treering.core.query import EventQuery, ListQuery, each_listed, each_record, encode_list_cursor
 from treering.core.records import list_place
+from treering.core.unreadable import readable
 from treering.errors import InvalidInput, NotFound, RefMoved
 from treering.schedules import planning
 from treering.schedules.planning import Transition
@@ -164,13 +165,13 @@ class Schedules:
 
     def list_tasks(self, *, all: bool = False) -> Sequence[Task]:
         """List active and paused tasks, oldest first; with ``all`` also done and cancelled ones."""
-        return list(map(decode_task, self._listed(None, 1000, all=all)))
+        return list(readable(self._listed(None, 1000, all=all), decode_task))
 
     def task_page(self, *, all: bool = False, first: int = 100, cursor: str | None = None) -> TaskPage:
         """Return one page of `list_tasks`, in the same time however many there are."""
         refs = list(islice(self._listed(cursor, first, all=all), first))
         return TaskPage(
-            tasks=tuple(map(decode_task, refs)),
+            tasks=tuple(readable(refs, decode_task)),
             cursor=encode_list_cursor(*list_place(refs[-1])) if len(refs) == first else None,
         )
 

@@ -30,6 +30,7 @@ from treering.core.engine import Engine
 from treering.core.ids import Scope as ErasureScope
 from treering.core.ids import check_space, may_be_shortened, new_id, only_match
 from treering.core.query import Erasure, each_ref
+from treering.core.unreadable import readable
 from treering.errors import (
     Corrupt,
     Forbidden,
@@ -126,7 +127,7 @@ class Keys:
 
     def list(self) -> list[Key]:
         """List all keys, oldest first."""
-        return [_key(ref.value) for ref in each_ref(self._engine, KEYS_SPACE, _REF)]
+        return list(readable(each_ref(self._engine, KEYS_SPACE, _REF), lambda ref: _key(ref.value)))
 
     def has_any(self) -> bool:
         """Return whether any key exists."""

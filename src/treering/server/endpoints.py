@@ -32,6 +32,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from treering.core.text import readable_json
+from treering.core.unreadable import collecting
 from treering.errors import InvalidInput, TreeringError
 from treering.server.auth import Access, Gate, Scope
 from treering.server.http import (
@@ -212,9 +213,18 @@ def dispatcher(endpoint: Endpoint, state: ServerState) -> Callable[[Request], Aw
         )
         if endpoint.is_async:
             return _response(request, endpoint, await endpoint.handler(call))
-        return await to_thread.run_sync(lambda: _response(request, endpoint, endpoint.handler(call)))
+        return await to_thread.run_sync(lambda: _response(request, endpoint, _run(endpoint, call)))
 
     return handle
+
+
+def _run(endpoint: Endpoint, call: Call[Any, Any]) -> Any:
+    """Run an endpoint's function. A list says which of its entries cannot be read."""
+    with collecting() as found:
+        reply = endpoint.handler(call)
+    if found and "unreadable" in getattr(type(reply), "__struct_fields__", ()):
+        return msgspec.structs.replace(reply, unreadable=tuple(found.values()))
+    return reply
 
 
 def _path_parameter(value: str) -> str:

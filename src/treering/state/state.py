@@ -25,7 +25,8 @@ from treering.core.forks import refuse_outside
 from treering.core.ids import Scope, check_id, namespace_prefix
 from treering.core.optimistic import Backoff, check_version
 from treering.core.query import EventQuery, each_record, each_ref, encode_cursor
-from treering.errors import Conflict, InvalidInput, RefMoved
+from treering.core.unreadable import readable
+from treering.errors import Conflict, Corrupt, InvalidInput, RefMoved
 from treering.state.user_sessions import UserSessions
 
 if TYPE_CHECKING:
@@ -174,8 +175,7 @@ class State:
 
     def list(self, prefix: str = "") -> Iterator[StateEntry]:
         """List the entries whose keys have this prefix, by key."""
-        for ref in self._refs(prefix):
-            yield self._entry(ref)
+        yield from readable(self._refs(prefix), self._entry)
 
     def history(self, key: str) -> Iterator[StateChange]:
         """List the changes of a key, newest first; deleted keys have a history too."""
@@ -402,7 +402,11 @@ def _encode_value(draft: Draft, value: Any, *, scope: str) -> tuple[bytes, tuple
 def _decode_value(engine: Engine, space: str, stored: bytes) -> Any:
     if not stored.startswith(_ADDRESS_MARK):
         return decode_json(stored)
-    (content,) = engine.get(space, [Address(stored[1:].decode())])
+    try:
+        address = Address(stored[1:].decode())
+    except UnicodeDecodeError as error:
+        raise Corrupt(f"stored state does not name its value ({error}); run verify") from None
+    (content,) = engine.get(space, [address])
     return decode(content)
 
 

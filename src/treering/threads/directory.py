@@ -15,6 +15,7 @@ import msgspec
 
 from treering.core.clock import to_iso
 from treering.core.query import ListQuery, decode_list_cursor, each_ref, encode_list_cursor
+from treering.core.unreadable import readable
 from treering.errors import NotFound
 from treering.runs.cost import Cost, Costs
 from treering.threads.checkpoint import PREFIX, CheckpointRecord, last_messages
@@ -108,7 +109,7 @@ def thread_page(
     query = ListQuery(list=THREADS, namespace=namespace)
     if not prefix and not containing:
         page = engine.list_refs(space, query, after=cursor, limit=first)
-        return ThreadPage(threads=tuple(map(_info, page.refs)), cursor=page.cursor)
+        return ThreadPage(threads=tuple(readable(page.refs, _info)), cursor=page.cursor)
     part = containing.casefold()
 
     def matches(info: ThreadInfo) -> bool:
@@ -117,15 +118,14 @@ def thread_page(
     if namespace is not None and prefix:
         named = engine.scan_refs(space, heads_prefix(namespace) + prefix, limit=_MAX_SCANNED)
         if len(named) < _MAX_SCANNED:
-            return _page_of(filter(matches, map(_info, named)), first, cursor)
+            return _page_of(filter(matches, readable(named, _info)), first, cursor)
     found: list[ThreadInfo] = []
     scanned = 0
     while True:
         page = engine.list_refs(space, query, after=cursor, limit=_SCANNED_AT_ONCE)
         cursor = page.cursor
         scanned += len(page.refs)
-        for ref in page.refs:
-            info = _info(ref)
+        for info in readable(page.refs, _info):
             if matches(info):
                 found.append(info)
                 if len(found) == first:
@@ -163,7 +163,8 @@ def each_thread(
 
 def all_threads(engine: Engine, space: str, *, namespace: str | None) -> Iterator[ThreadInfo]:
     """Iterate over the threads of a namespace (``None``: of all) by name, whatever is saved meanwhile."""
-    return map(_info, each_ref(engine, space, HEADS if namespace is None else heads_prefix(namespace)))
+    refs = each_ref(engine, space, HEADS if namespace is None else heads_prefix(namespace))
+    return readable(refs, _info)
 
 
 def summarize(engine: Engine, space: str, threads: Sequence[ThreadInfo]) -> list[ThreadSummary]:

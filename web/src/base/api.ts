@@ -15,6 +15,14 @@ export const reachable = signal(true);
 /** Incremented when all data should be fetched again: a new key, or a reconnection. */
 export const epoch = signal(0);
 
+/** An entry that the server left out of a list, because it cannot be read. */
+interface Unreadable {
+  name: string;
+  problem: string;
+}
+/** What the lists that were fetched last have left out, and from where. */
+export const unreadable = signal<(Unreadable & { path: string })[]>([]);
+
 export class Problem extends Error {
   constructor(
     readonly status: number,
@@ -74,7 +82,12 @@ export async function raw(
 }
 
 export async function get<T>(url: string, stop?: AbortSignal): Promise<T> {
-  return (await (await raw("GET", url, { signal: stop })).json()) as T;
+  const told = (await (await raw("GET", url, { signal: stop })).json()) as T;
+  const left = (told as { unreadable?: Unreadable[] } | null)?.unreadable ?? [];
+  const path = new URL(url, location.href).pathname;
+  if (left.length > 0 || unreadable.value.some((each) => each.path === path))
+    unreadable.value = [...unreadable.value.filter((each) => each.path !== path), ...left.map((each) => ({ ...each, path }))];
+  return told;
 }
 
 export async function send<T>(method: string, url: string, body?: unknown): Promise<T> {

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
+from treering.core.unreadable import Unreadable
 from treering.effects.effects import Effect, Status
 from treering.errors import InvalidInput
 from treering.server.endpoints import Call, endpoint
@@ -39,6 +40,8 @@ class EffectList(Struct, frozen=True, kw_only=True):
 
     effects: tuple[EffectInfo, ...]
     next_cursor: str | None
+    unreadable: tuple[Unreadable, ...] = ()
+    """Entries that are left out, because they cannot be read."""
 
 
 class EffectDecision(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from treering.core.unreadable import Unreadable
 from treering.errors import NotFound
 from treering.limits.alerts import Alert, AlertRule, What
 from treering.limits.budgets import Action, BudgetUsage, Every, Measure, Per, SharedBudget
@@ -44,6 +45,8 @@ class BudgetList(Struct, frozen=True, kw_only=True):
     """Budgets by name."""
 
     budgets: tuple[BudgetLine, ...]
+    unreadable: tuple[Unreadable, ...] = ()
+    """Entries that are left out, because they cannot be read."""
 
 
 class NewBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,6 +85,8 @@ class RuleList(Struct, frozen=True, kw_only=True):
     """Rules by name."""
 
     rules: tuple[AlertRule, ...]
+    unreadable: tuple[Unreadable, ...] = ()
+    """Entries that are left out, because they cannot be read."""
 
 
 class NewRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,6 +111,8 @@ class WebhookList(Struct, frozen=True, kw_only=True):
     """Webhooks by name."""
 
     webhooks: tuple[Webhook, ...]
+    unreadable: tuple[Unreadable, ...] = ()
+    """Entries that are left out, because they cannot be read."""
 
 
 @endpoint("GET", "/budgets", tag="budgets")

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
+from treering.core.unreadable import Unreadable
 from treering.errors import NotFound
 from treering.maintenance.forget import Forgotten
 from treering.memory.documents import (
@@ -42,6 +43,8 @@ class MemoryList(Struct, frozen=True, kw_only=True):
 
     documents: tuple[MemoryDocument, ...]
     next_cursor: str | None
+    unreadable: tuple[Unreadable, ...] = ()
+    """Entries that are left out, because they cannot be read."""
 
 
 class MemoryNamespacesQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from treering.core.batch import Usage
 from treering.core.clock import DAY_US, to_iso
+from treering.core.unreadable import Unreadable
 from treering.errors import InvalidInput, NotFound
 from treering.runs.compare import AgentComparison, RunComparison
 from treering.runs.cost import By, Cost, CostReport, cost_report
@@ -92,6 +93,8 @@ class RunList(Struct, frozen=True, kw_only=True):
 
     runs: tuple[RunLine, ...]
     next_cursor: str | None
+    unreadable: tuple[Unreadable, ...] = ()
+    """Entries that are left out, because they cannot be read."""
 
 
 class SpansQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
+from treering.core.unreadable import Unreadable
 from treering.schedules.schedules import Schedules
 from treering.schedules.tasks import CatchUp, OccurrenceReport, Overlap, Task
 from treering.server.endpoints import Call, endpoint
@@ -40,6 +41,8 @@ class ScheduleList(Struct, frozen=True, kw_only=True):
 
     schedules: tuple[ScheduledTask, ...]
     next_cursor: str | None
+    unreadable: tuple[Unreadable, ...] = ()
+    """Entries that are left out, because they cannot be read."""
 
 
 class OccurrencesQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
+from treering.core.unreadable import Unreadable
 from treering.errors import NotFound
 from treering.server.endpoints import OK, Call, Empty, endpoint
 from treering.state.state import State, StateChange, StateEntry
@@ -28,6 +29,8 @@ class StateEntryList(Struct, frozen=True, kw_only=True):
 
     entries: tuple[StateEntry, ...]
     next_cursor: str | None
+    unreadable: tuple[Unreadable, ...] = ()
+    """Entries that are left out, because they cannot be read."""
 
 
 class StateNamespaceQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from treering.core.clock import to_iso
+from treering.core.unreadable import Unreadable
 from treering.effects.effects import Effect
 from treering.errors import InvalidInput, NotFound
 from treering.runs.messages import ReadMessage, preview, read_message
@@ -86,6 +87,8 @@ class ThreadList(Struct, frozen=True, kw_only=True):
 
     threads: tuple[ThreadOverview, ...]
     next_cursor: str | None
+    unreadable: tuple[Unreadable, ...] = ()
+    """Entries that are left out, because they cannot be read."""
 
 
 class CheckpointSummary(Struct, frozen=True, kw_only=True):
