@@ -83,6 +83,7 @@ export interface BudgetLine {
 /** Budgets by name. */
 export interface BudgetList {
   budgets: BudgetLine[];
+  unreadable?: Unreadable[];
 }
 
 /** How much `check` has read so far. */
@@ -306,6 +307,7 @@ export interface EffectInfo {
 export interface EffectList {
   effects: EffectInfo[];
   next_cursor: string | null;
+  unreadable?: Unreadable[];
 }
 
 /** An acknowledgement without content. */
@@ -538,6 +540,7 @@ export interface MemoryHit {
 export interface MemoryList {
   documents: MemoryDocument[];
   next_cursor: string | null;
+  unreadable?: Unreadable[];
 }
 
 /** The namespaces that have documents, by name. */
@@ -871,6 +874,7 @@ export interface Rewound {
 /** Rules by name. */
 export interface RuleList {
   rules: AlertRule[];
+  unreadable?: Unreadable[];
 }
 
 /** Runs side by side. ``divergences`` has one item for each run but the first, compared with the first. */
@@ -939,6 +943,7 @@ export interface RunLine {
 export interface RunList {
   runs: RunLine[];
   next_cursor: string | null;
+  unreadable?: Unreadable[];
 }
 
 /** A span, a message or another record of a run. An ``is_open`` span was running when it was written. */
@@ -974,6 +979,7 @@ export interface Said {
 export interface ScheduleList {
   schedules: ScheduledTask[];
   next_cursor: string | null;
+  unreadable?: Unreadable[];
 }
 
 /** A task and its next due times. */
@@ -1142,6 +1148,7 @@ export interface StateEntry {
 export interface StateEntryList {
   entries: StateEntry[];
   next_cursor: string | null;
+  unreadable?: Unreadable[];
 }
 
 /** The changes of a key, newest first. */
@@ -1224,6 +1231,7 @@ export interface ThreadLine {
 export interface ThreadList {
   threads: ThreadOverview[];
   next_cursor: string | null;
+  unreadable?: Unreadable[];
 }
 
 /** A thread in a list; ``is_damaged`` if its newest checkpoint cannot be read. */
@@ -1248,6 +1256,12 @@ export interface ThreadOverview {
 export interface TranscriptEvents {
   events: (Record<string, Json>)[];
   next_cursor: string | null;
+}
+
+/** An entry that is missing from a list, and why. */
+export interface Unreadable {
+  name: string;
+  problem: string;
 }
 
 /**
@@ -1283,6 +1297,7 @@ export interface Webhook {
 /** Webhooks by name. */
 export interface WebhookList {
   webhooks: Webhook[];
+  unreadable?: Unreadable[];
 }
 
 /** The differences, by path. */
