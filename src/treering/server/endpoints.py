@@ -222,7 +222,7 @@ def _run(endpoint: Endpoint, call: Call[Any, Any]) -> Any:
     """Run an endpoint's function. A list says which of its entries cannot be read."""
     with collecting() as found:
         reply = endpoint.handler(call)
-    if found and "unreadable" in getattr(type(reply), "__struct_fields__", ()):
+    if found and "unreadable" in getattr(reply, "__struct_fields__", ()):
         return msgspec.structs.replace(reply, unreadable=tuple(found.values()))
     return reply
 
