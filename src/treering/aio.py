@@ -73,6 +73,7 @@ from treering.threads.diff import Changes, Difference
 from treering.threads.directory import ThreadInfo, ThreadPage
 from treering.threads.hooks import Hooks
 from treering.threads.removal import Cleaned
+from treering.threads.search import Found
 from treering.threads.thread import Actions, Decision, Thread
 from treering.threads.transcripts import Role, Transcript, TranscriptEvent, TranscriptPage
 from treering.workspaces.browse import SnapshotCheck, SnapshotEntry
@@ -261,6 +262,10 @@ class AsyncStore:
     def timeline(self) -> AsyncTimeline:
         """Async twin of `Store.timeline`."""
         return AsyncTimeline(self._store.timeline, self._bridge)
+
+    async def search(self, text: str, *, limit: int = 20) -> Found:
+        """Async twin of `Store.search`."""
+        return await self._bridge.call(self._store.search, text, limit=limit)
 
     @property
     def cost(self) -> AsyncCosts:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from treering.threads.chats import Chat
     from treering.threads.diff import Changes
     from treering.threads.directory import ThreadInfo, ThreadPage
+    from treering.threads.search import Found
     from treering.threads.transcripts import Transcript
     from treering.workspaces.workspace import Workspace
 
@@ -368,6 +369,18 @@ class Store:
         from treering.runs.timeline import Timeline
 
         return Timeline(self._engine, self._space)
+
+    def search(self, text: str, *, limit: int = 20) -> Found:
+        """Find threads, runs and memory that contain the words, at most ``limit`` of each kind.
+
+        Threads are found by their ids, by what their runs said and did, and (those that changed last) by
+        their messages. `timeline` searches runs with filters, `memory` the documents of one namespace.
+        """
+        from treering.threads.search import search_everything
+
+        return search_everything(
+            self._engine, self._space, text, timeline=self.timeline, memory=self.memory, limit=limit
+        )
 
     @property
     def cost(self) -> Costs:

@@ -90,10 +90,27 @@ def test_runs_are_compared(run, recorded):
 def test_words_are_found(run, recorded):
     found = run("search", "refunds", "--kind", "tool")
     assert "search_docs input" in found.out
-    assert {hit["run"] for hit in run("search", "refund", "--json").json["hits"]} == set(recorded)
+    assert {hit["run"] for hit in run("search", "refund", "--json").json["runs"]} == set(recorded)
     nothing = run("search", "zebra")
     assert (nothing.code, nothing.out) == (0, "")
     assert "no hits" in nothing.err
+
+
+def test_threads_runs_and_memory_are_found_by_kind(run, recorded, tmp_path):
+    with treering.open(tmp_path / ".treering") as store:
+        store.thread("refund-desk").append({"role": "user", "content": "hello"})
+        store.thread("bob").append({"role": "assistant", "content": "Your refunds were sent."})
+        store.memory.save("policy", "A refund takes three days.")
+    lines = run("search", "refund").out.splitlines()
+    assert [line for line in lines if line in {"threads", "runs", "memory"}] == ["threads", "runs", "memory"]
+    found = run("search", "refund", "--json").json
+    assert [each["thread"] for each in found["threads"]][:2] == ["refund-desk", "bob"]
+    assert [(each["part"], each["role"]) for each in found["threads"]][:2] == [
+        ("id", None),
+        ("message", "assistant"),
+    ]
+    assert {each["run"] for each in found["runs"]} == set(recorded)
+    assert [each["document"]["id"] for each in found["memory"]] == ["policy"]
 
 
 @pytest.mark.parametrize("by, key", [("agent", "planner"), ("tag", "demo"), ("model", "gpt-5")])

@@ -126,6 +126,24 @@ def test_search_leads_to_the_message(page, sample_url):
     expect(page.locator(".details")).to_contain_text("invoice")
 
 
+def test_a_search_finds_threads_memory_and_runs_by_kind(page, own_store):
+    store, url = own_store
+    store.thread("invoice-desk").append({"role": "user", "content": "hello"})
+    store.thread("work/bob").append({"role": "user", "content": "Where is the invoice of May?"})
+    store.memory.save("billing", "Send the invoice by mail.")
+    page.goto(f"{url}/ui/#/runs?q=invoice")
+    hits = page.locator(".hit")
+    hits.first.wait_for()
+    expect(page.locator(".hit .group:not(:empty)")).to_have_text(["Threads", "Memory", "Runs"])
+    expect(hits.nth(0)).to_contain_text("invoice-desk")
+    expect(hits.nth(1).locator("mark")).to_have_text("invoice")
+    hits.filter(has_text="billing").click()
+    expect(page.locator(".text-body")).to_contain_text("Send the invoice by mail.")
+    page.go_back()
+    hits.filter(has_text="work/bob").click()
+    expect(page.locator(".said").first).to_contain_text("Where is the invoice of May?")
+
+
 def test_selected_runs_are_compared(page, sample_url):
     page.goto(f"{sample_url}/ui/#/runs?agent=support")
     rows = page.locator(".runs-table [role=listitem]")

@@ -9,7 +9,7 @@ from tests.web.conftest import axe_findings, layout_findings, shot
 VIEWS = {
     "runs": ("#/runs", "run-failed"),
     "runs-filtered": ("#/runs?agent=planner&status=ok", "run-000"),
-    "search": ("#/runs?q=invoice", "best first"),
+    "search": ("#/runs?q=refund", "best first"),
     "run": ("#/runs/run-003", "Summarise what customers said"),
     "run-failed": ("#/runs/run-failed?span=rf-upload&tab=details", "ConnectionRefusedError"),
     "run-cost": ("#/runs/run-003?tab=cost", "By token type"),

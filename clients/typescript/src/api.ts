@@ -369,6 +369,20 @@ export interface ForkLine {
   step: number;
 }
 
+/**
+ * What was found of each kind, best first. ``words`` are the words searched for.
+ *
+ * ``is_partial`` and ``not_indexed`` are about runs; see `treering.runs.search.SearchResult`.
+ */
+export interface Found {
+  threads: ThreadHit[];
+  runs: Hit[];
+  memory: MemoryHit[];
+  words: string[];
+  is_partial?: boolean;
+  not_indexed?: number;
+}
+
 /** A secret in one of several files or records. ``path`` says in which. */
 export interface FoundSecret {
   path: string;
@@ -1217,6 +1231,16 @@ export interface Task {
   metadata?: Record<string, Json>;
 }
 
+/** A thread whose id or messages contain the words. */
+export interface ThreadHit {
+  thread: string;
+  namespace: string;
+  updated_at_us: number;
+  part: "id" | "message" | "run";
+  role?: string | null;
+  snippet?: string;
+}
+
 /** A thread, as its head describes it. */
 export interface ThreadLine {
   id: string;
@@ -1554,6 +1578,18 @@ export interface Operations {
     };
     body: undefined;
     reply: PerformanceReport;
+  };
+  /** Find threads, runs and memory by their words, each kind on its own, best first. */
+  search_everything: {
+    path: Record<string, never>;
+    query: {
+      /** The words to search for. All of them must occur. */
+      q: string;
+      /** The most hits of each kind. */
+      limit?: number;
+    };
+    body: undefined;
+    reply: Found;
   };
   /** List threads, last changed first. A thread that changes between two pages moves to the front. */
   list_threads: {
@@ -2491,6 +2527,7 @@ export const OPERATIONS = {
   get_cost: ["GET", "/runs/{id}/cost"],
   get_costs: ["GET", "/cost"],
   get_performance: ["GET", "/performance"],
+  search_everything: ["GET", "/search/everything"],
   list_threads: ["GET", "/threads"],
   get_thread: ["GET", "/threads/{id}"],
   delete_thread: ["DELETE", "/threads/{id}"],

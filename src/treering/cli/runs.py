@@ -43,8 +43,10 @@ if TYPE_CHECKING:
     from treering.runs.follow import LiveEvent
     from treering.runs.performance import Percentiles, PerformanceRow
     from treering.runs.replay import ReplayStep
+    from treering.runs.search import Hit, SearchResult
     from treering.runs.timeline import TimelineEvent
     from treering.store import Store
+    from treering.threads.search import Found
 
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The id of a run, or 'last'.")]
@@ -249,32 +251,69 @@ def search(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Search messages, inputs and outputs.
+    """Search threads, runs and memory; with a filter, runs only.
 
     Examples:
         treering search "refund page"
         treering search timeout --kind tool --agent planner
     """
-    from treering.core.ids import short_ids
-
     with place.existing() as opened:
+        if run is None and agent is None and kind is None:
+            everything = opened.search(text, limit=min(limit, 100))
+            lines = _everything(everything)
+            show(plain(everything), lines, as_json=as_json)
+            _warn(everything)
+            return
         run = None if run is None else opened.runs.get(run_id(opened, run)).id
         found = opened.timeline.search(text, run=run, agent=agent, kind=kind, limit=limit)
+    show(plain(found), _hits(found.hits), as_json=as_json)
+    if not found.hits:
+        say("no hits")
+    _warn(found)
+
+
+def _everything(found: Found) -> list[str]:
+    """Return the lines of hits, grouped by kind."""
     lines: list[str] = []
-    ids = short_ids(hit.run for hit in found.hits)
-    for hit in found.hits:
+    if found.threads:
+        lines.append("threads")
+        for each in found.threads:
+            where = f"  {clean(each.namespace)}" if each.namespace else ""
+            lines.append(f"  {when(each.updated_at)}  {clean(each.thread)}{where}")
+            if each.snippet:
+                lines.append(f"      {clean(each.role or 'message')}: {one_line(clean(each.snippet), 160)}")
+    if found.runs:
+        lines += ["runs", *(f"  {line}" for line in _hits(found.runs))]
+    if found.memory:
+        lines.append("memory")
+        for hit in found.memory:
+            where = f"  {clean(hit.namespace)}" if hit.namespace else ""
+            lines.append(f"  {clean(hit.document.id)}{where}")
+            lines.append(f"      {one_line(clean(hit.document.content), 160)}")
+    if not found:
+        say("no hits")
+    return lines
+
+
+def _hits(hits: Sequence[Hit]) -> list[str]:
+    from treering.core.ids import short_ids
+
+    lines: list[str] = []
+    ids = short_ids(hit.run for hit in hits)
+    for hit in hits:
         what = hit.role if hit.kind == "message" else f"{hit.name} {hit.part}"
         lines.append(
             f"{when(hit.ts)}  {clean(ids[hit.run])}  {clean(hit.agent or '-')}  {clean(what or hit.kind)}"
         )
         lines.append(f"    {one_line(clean(hit.snippet), 160)}")
-    if not found.hits:
-        say("no hits")
+    return lines
+
+
+def _warn(found: Found | SearchResult) -> None:
     if found.is_partial:
         say("results are incomplete: too many events contain these words; use rarer words or --run")
     if found.not_indexed:
         say(f"{found.not_indexed:,} older events are not indexed yet, run: treering index")
-    show(plain(found), lines, as_json=as_json)
 
 
 @takes_store

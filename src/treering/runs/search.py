@@ -538,11 +538,11 @@ class _Match:
             name=event.name,
             role=event.role,
             matched=len(self.stems),
-            snippet=_snippet(self.text, self.stems),
+            snippet=snippet_of(self.text, self.stems),
         )
 
 
-def _snippet(text: str, stems: frozenset[str]) -> str:
+def snippet_of(text: str, stems: frozenset[str]) -> str:
     """Return the text around the first word that matches, on one line."""
     at = next(_positions(text, stems), 0)
     start = max(at - _SNIPPET_BEFORE, 0)

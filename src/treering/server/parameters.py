@@ -91,6 +91,7 @@ OF_OPERATION: Final = {
     ("list_budgets", "run"): "Return the usage of this run.",
     ("list_budgets", "thread"): "Return the usage of this thread.",
     ("search", "limit"): "The most hits to return.",
+    ("search_everything", "limit"): "The most hits of each kind.",
     ("search_memory", "limit"): "The most hits to return.",
 }
 

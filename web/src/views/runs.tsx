@@ -41,12 +41,18 @@ export function Runs() {
   useChanges((event) => event.kind === "run" || event.kind.startsWith("run."), listed.reload);
   useEvery(10, Boolean(listed.data?.some((run) => run.status === "running")), listed.reload);
   const isFiltered = Boolean(agent || status || thread || tag || namespace || period);
+  const search = <Search label="Search" value={q ?? ""} onChange={(text) => select({ q: text })} />;
+  if (q) {
+    return (
+      <div class="view">
+        <Head title="Search" aside={search} />
+        <Found q={q} />
+      </div>
+    );
+  }
   return (
     <div class="view">
-      <Head
-        title="Runs"
-        aside={<Search label="Search" value={q ?? ""} onChange={(text) => select({ q: text })} />}
-      >
+      <Head title="Runs" aside={search}>
         <form class="filters" onSubmit={(event) => event.preventDefault()}>
           <label>
             Status
@@ -90,34 +96,30 @@ export function Runs() {
             </select>
           </label>
           {isFiltered && (
-            <a class="small" href={href(["runs"], { q })}>
+            <a class="small" href={href(["runs"])}>
               Clear
             </a>
           )}
         </form>
       </Head>
-      {q ? (
-        <Found q={q} />
-      ) : (
-        <Answer asked={listed} what="Loading runs">
-          {(runs) =>
-            runs.length > 0 ? (
-              <List runs={runs} isSorted={sort !== undefined} onEnd={listed.more} hasMore={listed.hasMore} />
-            ) : isFiltered ? (
-              <Empty title="No matching runs">
-                <a href="#/runs">Show all runs</a>
-              </Empty>
-            ) : (
-              <Empty title="No runs yet">
-                <p>A run is one execution of an agent. Record one to see it here, live:</p>
-                <pre>
-                  {'with store.run(agent="planner") as run:\n    run.message("user", "Where is my refund?")'}
-                </pre>
-              </Empty>
-            )
-          }
-        </Answer>
-      )}
+      <Answer asked={listed} what="Loading runs">
+        {(runs) =>
+          runs.length > 0 ? (
+            <List runs={runs} isSorted={sort !== undefined} onEnd={listed.more} hasMore={listed.hasMore} />
+          ) : isFiltered ? (
+            <Empty title="No matching runs">
+              <a href="#/runs">Show all runs</a>
+            </Empty>
+          ) : (
+            <Empty title="No runs yet">
+              <p>A run is one execution of an agent. Record one to see it here, live:</p>
+              <pre>
+                {'with store.run(agent="planner") as run:\n    run.message("user", "Where is my refund?")'}
+              </pre>
+            </Empty>
+          )
+        }
+      </Answer>
     </div>
   );
 }

@@ -19,6 +19,7 @@ from treering.threads.checkpoint import Checkpoint, CheckpointRecord, last_messa
 from treering.threads.diff import Difference
 from treering.threads.directory import ThreadInfo, summarize, thread_info
 from treering.threads.removal import Cleaned
+from treering.threads.search import Found
 from treering.threads.thread import Actions, Thread
 from treering.threads.transcripts import Role, Transcript, TranscriptEvent
 from treering.threads.tree import read_tree
@@ -49,6 +50,13 @@ class ThreadsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     namespace: str | None = None
     limit: Limit = 50
     cursor: str | None = None
+
+
+class EverythingQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to search for, and the most hits of each kind."""
+
+    q: Annotated[str, Meta(min_length=1, max_length=1000)]
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
 
 
 class Said(Struct, frozen=True, kw_only=True):
@@ -377,6 +385,12 @@ def list_threads(call: Call[ThreadsQuery, None]) -> ThreadList:
     return ThreadList(threads=overviews(call.store, page.threads), next_cursor=page.cursor)
 
 
+@endpoint("GET", "/search/everything", tag="threads")
+def search_everything(call: Call[EverythingQuery, None]) -> Found:
+    """Find threads, runs and memory by their words, each kind on its own, best first."""
+    return call.store.search(call.query.q, limit=call.query.limit)
+
+
 @endpoint("GET", "/threads/{id}", tag="threads")
 def get_thread(call: Call[ContentQuery, None]) -> CheckpointContent:
     """Return the newest checkpoint of a thread, with all or only the last messages."""
@@ -554,6 +568,7 @@ def delete_thread(call: Call[DeleteQuery, None]) -> Cleaned:
 
 
 ENDPOINTS: Final = (
+    search_everything,
     list_threads,
     get_thread,
     get_history,
