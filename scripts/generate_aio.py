@@ -80,6 +80,7 @@ TWINS: Final = (
         twin="AsyncEffects",
         direct=frozenset({"put"}),
     ),
+    Twin(module="treering.approvals.approvals", name="Approvals", twin="AsyncApprovals"),
     Twin(module="treering.threads.transcripts", name="Transcript", twin="AsyncTranscript"),
     Twin(module="treering.threads.chats", name="ChatLog", twin="AsyncChatLog"),
     Twin(

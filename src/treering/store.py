@@ -25,6 +25,7 @@ from treering.threads.hooks import Hooks
 from treering.threads.thread import Thread, ThreadContext
 
 if TYPE_CHECKING:
+    from treering.approvals.approvals import Approvals
     from treering.core.records import Checked, SweepProgress
     from treering.core.retention import Keep
     from treering.core.storage import Blobs
@@ -279,6 +280,15 @@ class Store:
             )
 
         return Effects(self._engine, self._space, clock=self._clock, changes=changes)
+
+    @property
+    def approvals(self) -> Approvals:
+        """Questions that agents put to people: the inbox, and the answers."""
+        from treering.approvals.approvals import Approvals
+        from treering.threads.waiting import WaitingThreads
+
+        threads = WaitingThreads(self._engine, self._space, self.thread)
+        return Approvals(self._engine, self._space, clock=self._clock, threads=threads)
 
     # Recording
     def run(

@@ -22,9 +22,10 @@ READING = {
     "thread_read",
     "checkpoint_list",
     "schedule_list",
+    "approval_list",
 }
 WRITING = {"memory_save", "thread_fork", "schedule_create"}
-DESTRUCTIVE = {"memory_delete", "schedule_cancel"}
+DESTRUCTIVE = {"memory_delete", "schedule_cancel", "approval_answer"}
 
 
 async def tools_of(client):
@@ -239,3 +240,14 @@ def test_a_reply_stays_within_the_limit_whatever_is_stored(items, state):
 def test_a_reply_limit_that_is_too_low_is_rejected():
     with pytest.raises(InvalidInput, match="2000 or more"):
         Replies(100)
+
+
+def test_a_person_answers_through_an_assistant(filled, call):
+    filled.thread("t").interrupt({"tool_call": {"name": "pay", "arguments": {"amount": 5}}})
+    (asked,) = call("approval_list")["approvals"]
+    assert asked["calls"] == [{"tool": "pay", "arguments": {"amount": 5}}]
+    options = {"allow_destructive": True}
+    answer = {"approval_id": asked["id"], "decision": "edit", "by": "bob", "arguments": {"amount": 3}}
+    assert call("approval_answer", options=options, **answer)["decided_by"] == ["bob"]
+    assert filled.thread("t").load().metadata["resumed"]["payload"] == {"amount": 3}
+    assert call("approval_list")["approvals"] == []

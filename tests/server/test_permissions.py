@@ -24,6 +24,8 @@ CHANGES = {
     ("DELETE", "/alerts/rules/{name}"): None,
     ("PUT", "/alerts/webhooks/{name}"): {"url": "https://example.com/x"},
     ("DELETE", "/alerts/webhooks/{name}"): None,
+    ("PUT", "/approval-rules/{name}"): {"tool": "pay"},
+    ("DELETE", "/approval-rules/{name}"): None,
 }
 """Every change that needs an admin key and is a commit, with a body of the request."""
 ERASURES = {

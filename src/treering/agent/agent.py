@@ -16,12 +16,12 @@ from treering.agent.conversations import Conversations
 from treering.agent.loop import AgentConfig, AgentRun, Middleware, OnError, Steps, drive, drive_async
 from treering.agent.messages import AgentEvent, Prompt, Result
 from treering.agent.tools import tools_by_name
+from treering.approvals.policy import Decision
 from treering.core.ids import check_id
 from treering.errors import InvalidInput
 from treering.limits.tool_budgets import Budget
 from treering.sync_async import Closing
 from treering.threads.hooks import HooksLike
-from treering.threads.thread import Decision
 
 _METHODS: Final = ("before_model", "after_model", "wrap_tool", "needs_approval", "tools")
 

@@ -23,6 +23,7 @@ import msgspec
 
 from treering.agent.messages import Call, Message
 from treering.api import open as open_store
+from treering.approvals.policy import Decision
 from treering.compat.savers.checkpoint import NEW
 from treering.compat.savers.saver import Saver as TreeringSaver
 from treering.core.batch import Event
@@ -32,7 +33,7 @@ from treering.effects.effects import Intent
 from treering.errors import InvalidInput, Vetoed
 from treering.store import Store
 from treering.threads.hooks import CheckpointEvent, HookName, Hooks, HooksLike, SaveRequest, as_hooks
-from treering.threads.thread import Decision, answer_interrupt
+from treering.threads.thread import answer_interrupt
 
 CHECKPOINT_FAILED: Final = "checkpoint.failed"
 """The kind of the journal event that records an automatic checkpoint that could not be saved."""
@@ -216,6 +217,19 @@ class _ThreadConversation(Conversation):
 
     def _previous(self) -> Any:
         return self._thread.head
+
+    def answer(self, decision: Decision, interrupt_id: str | None, value: Any) -> Calls:
+        """Save a person's decision, as `Thread.resume` does; the hooks of the run may veto it."""
+        if self._hooks.has("pre_checkpoint_save"):
+            note = f"resume: {decision}"
+            request = SaveRequest(
+                thread_id=self._id, namespace=self._namespace, previous=self._previous, note=note
+            )
+            yield Call(self._hooks.before_save, (request,))
+        resume = partial(self._thread.resume, decision, interrupt_id=interrupt_id, value=value, goes_on=True)
+        saved = yield Call(resume, shielded=True)
+        yield from self._observe(self._hooks.after_save, "post_checkpoint_save", saved)
+        return saved
 
     def _read(self) -> ConversationState | None:
         checkpoint = self._thread.get()

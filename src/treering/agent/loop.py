@@ -69,6 +69,7 @@ from treering.agent.messages import (
 )
 from treering.agent.tool_effects import Recorded, ToolEffects, leave
 from treering.agent.tools import Tool, result_text
+from treering.approvals.questions import POLICY, policy_fields
 from treering.core.ids import new_id
 from treering.effects.effects import QUESTION, Attempt, Effect
 from treering.errors import BudgetExceeded, Conflict, InvalidInput, Vetoed
@@ -353,7 +354,7 @@ class AgentRun:
                 return (yield from self._interrupt(call))
             if decision["decision"] == "deny":
                 yield from self._effects.abandon(call)
-                return call, Recorded("the call was denied by the user", is_error=True)
+                return call, Recorded(_denial(decision), is_error=True)
             edited = _edited(decision)
             if edited is not None:
                 call = msgspec.structs.replace(call, arguments=edited)
@@ -413,7 +414,15 @@ class AgentRun:
             "tool_call": {"id": call.id, "name": call.name, "arguments": call.arguments}
         }
         interrupt_id = new_id()
-        pending = {"id": interrupt_id, "payload": payload}
+        pending: dict[str, Any] = {
+            "id": interrupt_id,
+            "payload": payload,
+            "agent": self._config.name,
+            "run": self._id,
+        }
+        tool = self._config.tools.get(call.name)
+        if tool is not None and tool.approval is not None:
+            pending[POLICY] = policy_fields(tool.approval)
         self._asked_about = {"call": call.id, "interrupt": interrupt_id}
         if effect is not None:
             self._asked_about["effect"] = effect.id
@@ -541,6 +550,11 @@ class Interrupted(msgspec.Struct, frozen=True):
 
 def _arguments(call: ToolCall) -> dict[str, Any]:
     return call.arguments
+
+
+def _denial(decision: Mapping[str, Any]) -> str:
+    reason = decision.get("reason")
+    return "the call was denied by the user" + (f": {reason}" if reason else "")
 
 
 def _edited(decision: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar, cast, get_args, get_type_hints
 import msgspec
 
 from treering.agent.messages import Context, ToolCall
+from treering.approvals.policy import ApprovalPolicy, check_policy
 from treering.effects.effects import Replay
 from treering.errors import InvalidInput
 
@@ -42,6 +43,7 @@ class Tool:
         description: str | None = None,
         parameters: Mapping[str, Any] | None = None,
         needs_approval: Approval = False,
+        approval: ApprovalPolicy | None = None,
         replay: Replay | None = None,
     ) -> None:
         if replay is not None and replay not in get_args(Replay):
@@ -51,7 +53,8 @@ class Tool:
         self.description = inspect.cleandoc(
             description if description is not None else function.__doc__ or ""
         )
-        self.needs_approval = needs_approval
+        self.needs_approval: Approval = needs_approval or approval is not None
+        self.approval = None if approval is None else check_policy(approval)
         self.replay: Replay = replay or "once"
         self.is_marked_once = replay in ("once", "ask")
         """Whether it was declared to have effects that must not be repeated, not even when a run is made
@@ -126,9 +129,13 @@ def tool(
     description: str | None = None,
     parameters: Mapping[str, Any] | None = None,
     needs_approval: Approval = False,
+    approval: ApprovalPolicy | None = None,
     replay: Replay | None = None,
 ) -> Any:
     """Make a `Tool` from a function. A decorator, with or without arguments, or a plain call.
+
+    ``approval`` says who may approve its calls, and until when (see `treering.approvals`); without
+    ``needs_approval``, all of them need it.
 
     ``replay`` is for calls that were started and have no result, because the process died: ``"safe"`` makes
     them again; ``"once"``, the default, only if the function has a parameter ``idempotency_key``, else a
@@ -143,6 +150,7 @@ def tool(
             description=description,
             parameters=parameters,
             needs_approval=needs_approval,
+            approval=approval,
             replay=replay,
         )
 

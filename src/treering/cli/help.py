@@ -19,7 +19,7 @@ PANELS: Final = {
     "Runs": "runs timeline tail search replay compare cost performance",
     "Files": "snapshot snapshots restore ls cat download secrets",
     "Sandboxes": "run checkpoints",
-    "Data of agents": "memory state schedules worker effects budgets alerts",
+    "Data of agents": "memory state schedules worker effects approvals budgets alerts",
     "Other tools": "import export hook push pull remote",
     "Store": "stats growth verify gc forget reindex index copy backup migrate doctor",
     "Servers": "ui serve keys mcp proxy",

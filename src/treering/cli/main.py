@@ -20,6 +20,7 @@ import typer
 from typer.models import CommandInfo, TyperInfo
 
 from treering.cli import (
+    approvals,
     doctor,
     effects,
     limits,
@@ -116,6 +117,7 @@ for commands in (
     sandbox,
     runs,
     reruns,
+    approvals,
     effects,
     limits,
     transfer,

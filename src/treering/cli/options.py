@@ -120,3 +120,21 @@ class takes_store:  # noqa: N801 - used as a decorator
         whole = own.replace(parameters=spread)
         complete_parameters(whole)
         return whole
+
+
+def load_object(name: str, option: str) -> Any:
+    """Return what ``package.module:name`` names; modules of the working directory are found."""
+    import sys
+    from importlib import import_module
+
+    from treering.errors import InvalidInput
+
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, "")
+    try:
+        found: Any = import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidInput(f"{option} {name!r} cannot be loaded: {error}; give package.module:name") from None
+    return found

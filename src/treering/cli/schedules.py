@@ -13,7 +13,14 @@ import typer
 
 from treering.cli.console import clean, limited, rows, say, show, status_text
 from treering.cli.help import Commands
-from treering.cli.options import JsonOption, LimitOption, StorePlace, UserNamespaceOption, takes_store
+from treering.cli.options import (
+    JsonOption,
+    LimitOption,
+    StorePlace,
+    UserNamespaceOption,
+    load_object,
+    takes_store,
+)
 from treering.cli.render import as_json as json_text
 from treering.cli.render import one_line, raw, when
 
@@ -330,21 +337,9 @@ def worker(
 
 
 def _function(name: str) -> Callable[[Occurrence], Any]:
-    import sys
-    from importlib import import_module
-
     from treering.errors import InvalidInput
 
-    module, _, attribute = name.partition(":")
-    sys.path.insert(0, "")
-    try:
-        found: Any = import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidInput(
-            f"--handler {name!r} cannot be loaded: {error}; give package.module:function"
-        ) from None
+    found = load_object(name, "--handler")
     if not callable(found):
         raise InvalidInput(f"--handler {name!r} is not callable")
     return found

@@ -66,6 +66,10 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME", help="Also answer to this host name (a proxy's)."),
     ] = None,
+    public_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Where people open the dashboard, for links in alerts."),
+    ] = None,
     search: Annotated[
         bool, typer.Option("--search/--no-search", help="Build the search index in the background.")
     ] = True,
@@ -110,6 +114,7 @@ def serve(
                 project=opened.space,
                 api_key=api_key,
                 hosts=tuple(allow_host or ()),
+                public_url=public_url,
                 search=search,
             ),
             on_ready=lambda address: say(f"serving {opened.url} at {address}; stop with Ctrl-C"),
@@ -127,6 +132,9 @@ def create(
         str, typer.Option(metavar="NAME", help="Namespace of the store that the key opens.")
     ] = "default",
     name: Annotated[str, typer.Option(metavar="TEXT", help="A name for the key.")] = "",
+    approver: Annotated[
+        bool, typer.Option("--approver", help="It may answer questions of agents, as its name.")
+    ] = False,
     store: StoreOption = None,
     store_blobs: StoreBlobsOption = None,
     as_json: JsonOption = False,
@@ -137,7 +145,7 @@ def create(
         treering keys create --scope read --name dashboard
     """
     with _keys(store, store_blobs, create=True) as found:
-        new = found.create(project=project, scope=cast("Scope", scope), name=name)
+        new = found.create(project=project, scope=cast("Scope", scope), name=name, approves=approver)
     say("save this key now: it is not stored and cannot be shown again")
     show(
         {"id": new.key.id, "key": new.token, "project": project, "scope": scope}, [new.token], as_json=as_json
@@ -167,14 +175,22 @@ def list_keys(
             "project": each.project,
             "scope": each.scope,
             "name": each.name,
+            "approves": each.approves,
             "created_at": to_iso(each.created_at_us),
         }
         for each in found
     ]
-    head = ["ID", "PROJECT", "SCOPE", "CREATED", "NAME"]
+    head = ["ID", "PROJECT", "SCOPE", "APPROVES", "CREATED", "NAME"]
     table = [
-        [each["id"], each["project"], each["scope"], when(each["created_at"]), clean(each["name"])]
-        for each in plain
+        [
+            each.id,
+            each.project,
+            each.scope,
+            "yes" if each.approves else "",
+            when(to_iso(each.created_at_us)),
+            clean(each.name),
+        ]
+        for each in found
     ]
     show(plain, rows([head, *table]) if table else ["no keys"], as_json=as_json)
 

@@ -7,6 +7,7 @@ as JSON.
 
 from __future__ import annotations
 
+import getpass
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
@@ -505,6 +506,10 @@ def resume(
     interrupt: Annotated[
         str | None, typer.Option(metavar="ID", help="Fail unless this is the pending interrupt.")
     ] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Who answers [the user of this machine].")
+    ] = None,
+    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why.")] = None,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
@@ -519,8 +524,17 @@ def resume(
     with place.existing() as opened:
         info = _finder(opened, user_namespace).thread(thread)
         own = opened.thread(info.id, info.namespace or None)
-        own.resume(decision, interrupt_id=interrupt, value=given)  # pyright: ignore[reportArgumentType] - it checks
+        own.resume(
+            decision,  # pyright: ignore[reportArgumentType] - it checks
+            interrupt_id=interrupt,
+            value=given,
+            by=by or getpass.getuser(),
+            reason=reason,
+        )
         head = _head(own)
+    if head.pending_interrupt is not None:
+        show(summary(head.record), [f"{clean(thread)}: voted; others have to agree"], as_json=as_json)
+        return
     line = f"{clean(thread)}: {decision}, saved as step {head.step} ({head.short_id}); its agent can go on"
     show(summary(head.record), [line], as_json=as_json)
 

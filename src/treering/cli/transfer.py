@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from treering.cli.options import (
     StoreOption,
     StorePlace,
     UserNamespaceOption,
+    load_object,
     takes_store,
 )
 from treering.cli.progress import progress
@@ -178,7 +179,7 @@ def agentry(
         treering import agentry checkpoints.db --skip-pickled
     """
     options: dict[str, Any] = {
-        "unpickler": None if unpickler is None else _function(unpickler),
+        "unpickler": None if unpickler is None else load_object(unpickler, "--unpickler"),
         "skip_pickled": skip_pickled,
     }
     found = _there(source)
@@ -462,22 +463,6 @@ def _there(source: str) -> Path:
     if not path.exists():
         raise NotFound(f"there is nothing at {source!r}; give the path of what to import")
     return path
-
-
-def _function(name: str) -> Callable[[bytes], Any]:
-    from importlib import import_module
-
-    from treering.errors import InvalidInput
-
-    module, _, function = name.partition(":")
-    sys.path.insert(0, "")
-    try:
-        found = getattr(import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidInput(f"--unpickler {name!r} cannot be loaded: {error}; use MODULE:FUNCTION") from None
-    finally:
-        sys.path.remove("")
-    return found
 
 
 def _lines(report: ImportReport) -> list[str]:

@@ -69,8 +69,8 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which refs of a list to return (see `treering.core.batch.Listing`), newest first or oldest first.
 
-    Unset filters do not filter; set filters must all match. ``agent``, ``status`` and ``thread`` filter
-    within one namespace. One filter, or agent and status together, are found by an index.
+    Unset filters do not filter; set filters must all match. ``agent`` and ``thread`` filter within one
+    namespace. One filter, or agent and status together, are found by an index.
     """
 
     list: str
@@ -175,8 +175,8 @@ def decode_list_cursor(cursor: str) -> tuple[int, str]:
 
 def check_list_query(query: ListQuery) -> ListQuery:
     """Return a query of a list if it is valid."""
-    if query.namespace is None and (query.agent, query.status, query.thread) != (None, None, None):
-        raise InvalidInput("agent, status and thread filter within one namespace; name it")
+    if query.namespace is None and (query.agent, query.thread) != (None, None):
+        raise InvalidInput("agent and thread filter within one namespace; name it")
     return query
 
 

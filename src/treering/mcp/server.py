@@ -19,6 +19,7 @@ from mcp_types import ToolAnnotations
 
 from treering.api import check_api_key
 from treering.errors import InvalidInput, Unreachable
+from treering.mcp.approvals import ApprovalTools
 from treering.mcp.changes import JournalBus, serve_older_clients
 from treering.mcp.memory import MemoryTools
 from treering.mcp.replies import DEFAULT_REPLY_BYTES, Replies, raise_tool_errors
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from treering.memory.vectors import Embedder
     from treering.store import Store
 
-MAX_TOOLS: Final = 12
+MAX_TOOLS: Final = 14
 PATH: Final = "/mcp"
 
 _MAX_PORT: Final = 65_535
@@ -81,7 +82,7 @@ class TreeringServer(MCPServer[Any]):
         serve_older_clients(self._lowlevel_server, bus)
         replies = Replies(reply_bytes)
         memory, threads = MemoryTools(store, replies, embedder), ThreadTools(store, replies)
-        schedules = ScheduleTools(store, replies)
+        schedules, approvals = ScheduleTools(store, replies), ApprovalTools(store, replies)
         self._add_tools(
             _READ,
             memory.memory_search,
@@ -91,11 +92,14 @@ class TreeringServer(MCPServer[Any]):
             threads.thread_read,
             threads.checkpoint_list,
             schedules.schedule_list,
+            approvals.approval_list,
         )
         if not read_only:
             self._add_tools(_WRITE, memory.memory_save, threads.thread_fork, schedules.schedule_create)
         if allow_destructive and not read_only:
-            self._add_tools(_DESTROY, memory.memory_delete, schedules.schedule_cancel)
+            self._add_tools(
+                _DESTROY, memory.memory_delete, schedules.schedule_cancel, approvals.approval_answer
+            )
         self._resources = Resources(store, reply_bytes)
         self._resources.add_to(self)
         Prompts(store).add_to(self)

@@ -38,6 +38,7 @@ ROUTES: Final = (
     "live",
     "limits",
     "effects",
+    "approvals",
 )
 """The modules of `treering.server.routes`. Each defines ``ENDPOINTS``, ``routes(state)`` for streams, or
 both.

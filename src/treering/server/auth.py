@@ -18,12 +18,14 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 from starlette.requests import HTTPConnection
 
+from treering.approvals.policy import may_answer
 from treering.core.batch import ANY, Draft
 from treering.core.clock import Clock
 from treering.core.engine import Engine
@@ -45,6 +47,8 @@ from treering.server.settings import Settings, is_loopback
 
 Scope = Literal["read", "write", "admin"]
 """Each scope includes the ones before it."""
+Permission = Scope | Literal["approve"]
+"""What an operation requires: a scope, or that the key may answer questions of agents (as any admin key)."""
 
 SCOPES: Final[tuple[Scope, ...]] = ("read", "write", "admin")
 KEYS_SPACE: Final = f"{RESERVED}keys"
@@ -62,9 +66,32 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     project: str
     scope: Scope
     name: str
+    approves: bool = False
+    person: str | None = None
+    """Who the key was given to, as answers say; ``None`` for an operator, who may answer for anybody."""
 
-    def check(self, required: Scope, *, to: str = "do this") -> None:
-        """Raise `Forbidden` unless the scope is sufficient ``to`` do something."""
+    @property
+    def may_approve(self) -> bool:
+        """Whether the caller may answer questions of agents."""
+        return self.approves or self.scope == SCOPES[-1]
+
+    def may_be_among(self, who: Sequence[str]) -> bool:
+        """Whether the caller is among those who may answer a question."""
+        return self.person is None or may_answer(who, self.person)
+
+    def speaks_as(self, name: str | None) -> str:
+        """Return who answers: the person of the key, or for an operator, the name that is given."""
+        return self.person if self.person is not None else name or self.name
+
+    def check(self, required: Permission, *, to: str = "do this") -> None:
+        """Raise `Forbidden` unless the caller is permitted ``to`` do something."""
+        if required == "approve":
+            if not self.may_approve:
+                raise Forbidden(
+                    f"to {to} requires a key that may approve, or one with scope 'admin'; "
+                    "create one with: treering keys create --approver --name NAME"
+                )
+            return
         if SCOPES.index(self.scope) < SCOPES.index(required):
             raise Forbidden(
                 f"to {to} requires a key with scope {required!r}, yours has {self.scope!r}; "
@@ -79,13 +106,21 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     project: str
     scope: Scope
     name: str = ""
+    approves: bool = False
+    """Whether it may answer questions of agents."""
     created_at_us: int
     digest: str
 
     @property
     def access(self) -> Access:
         """What the key permits."""
-        return Access(project=self.project, scope=self.scope, name=f"key {self.id}")
+        return Access(
+            project=self.project,
+            scope=self.scope,
+            name=f"key {self.id}",
+            approves=self.approves,
+            person=self.name or f"key {self.id}",
+        )
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,8 +137,10 @@ class Keys:
         self._engine = engine
         self._clock = clock
 
-    def create(self, *, project: str = "default", scope: Scope = "write", name: str = "") -> NewKey:
-        """Create a key for a project."""
+    def create(
+        self, *, project: str = "default", scope: Scope = "write", name: str = "", approves: bool = False
+    ) -> NewKey:
+        """Create a key for a project; one that ``approves`` may answer questions of agents as ``name``."""
         if scope not in SCOPES:
             raise InvalidInput(f"scope {scope!r} is not one of {', '.join(SCOPES)}")
         if check_space(project).startswith(_RESERVED_PROJECTS):
@@ -117,6 +154,7 @@ class Keys:
             project=project,
             scope=scope,
             name=name,
+            approves=approves,
             created_at_us=self._clock.now_us(),
             digest=_digest(secret),
         )

@@ -1,4 +1,4 @@
-"""Background work of a server: index for search, apply alert rules, send alerts, mark crashed runs.
+"""Background work of a server: index for search, apply alert rules and deadlines, mark crashed runs.
 
 One thread goes over the projects repeatedly, and works only on those that were written to. Several servers of
 one store may do this at the same time, because progress is shared. An error in one project stops neither the
@@ -45,8 +45,11 @@ log: Final = logging.getLogger("treering.server")
 class Background:
     """The thread; use it in a ``with`` statement around serving."""
 
-    def __init__(self, store: Store, *, search: bool, seconds: float = ROUND_SECONDS) -> None:
+    def __init__(
+        self, store: Store, *, search: bool, seconds: float = ROUND_SECONDS, link: str | None = None
+    ) -> None:
         self._store = store
+        self._link = link
         self._search = search
         self._seconds = seconds
         self._end = threading.Event()
@@ -80,15 +83,17 @@ class Background:
                 if self._end.is_set():
                     return
                 if space not in self._projects:
-                    self._projects[space] = _Project(self._store.in_namespace(space))
+                    self._projects[space] = _Project(self._store.in_namespace(space), link=self._link)
                 self._projects[space].run_once(search=self._search)
 
 
 class _Project:
     """One project, and the state of its background work."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, link: str | None) -> None:
         self._store = store
+        self._link = link
+        self._next_due_us: int | None = None
         self.watch: AlertWatch = store.alerts.watch()
         self._crash_sweep = CrashSweep(store.engine, store.space, clock=store.clock)
         self._last_seq = -1
@@ -118,7 +123,10 @@ class _Project:
             self._check_crashed_at = now + CRASHED_SECONDS
             self._store.runs.mark_crashed(newest=RUNS_PER_CHECK)
             self._crash_sweep.check_next(RUNS_PER_CHECK)
-        if seq != self._last_seq or self.watch.is_waiting:
+        is_due = self._next_due_us is not None and self._store.clock.now_us() >= self._next_due_us
+        if seq != self._last_seq or is_due:
+            self._next_due_us = self._store.approvals.examine(link=self._link).next_due_us
+        if seq != self._last_seq or is_due or self.watch.is_waiting:
             self.watch.run_once()
         if search and seq != self._indexed_seq:
             # Wait for writers to pause; a search reads the newest events without the index.

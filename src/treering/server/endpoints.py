@@ -34,7 +34,7 @@ from starlette.responses import Response
 from treering.core.text import readable_json
 from treering.core.unreadable import collecting
 from treering.errors import InvalidInput, TreeringError
-from treering.server.auth import Access, Gate, Scope
+from treering.server.auth import Access, Gate, Permission, Scope
 from treering.server.http import (
     MEDIA_TYPE,
     Problem,
@@ -81,7 +81,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     method: Method
     path: str
     handler: Callable[[Any], Any]
-    scope: Scope
+    scope: Permission
     tag: str
     status: int
     query: Any
@@ -174,6 +174,10 @@ def endpoint(
         )
 
     return declare
+
+
+def _required(permission: Permission) -> str:
+    return "a key that may approve" if permission == "approve" else f"scope `{permission}`"
 
 
 class Empty(msgspec.Struct, frozen=True, kw_only=True):
@@ -349,7 +353,7 @@ def _operation(each: Endpoint, schema_of: dict[Any, Any], components: dict[str, 
         "operationId": each.name,
         "tags": [each.tag],
         "summary": summary,
-        "description": f"{rest.strip()}\n\nRequires scope `{each.scope}`.".strip(),
+        "description": f"{rest.strip()}\n\nRequires {_required(each.scope)}.".strip(),
         "parameters": [
             *_described(each, (
                 {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}

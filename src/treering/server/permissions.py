@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from treering.approvals.ballots import BALLOTS, RULES
 from treering.core.ids import MAINTENANCE_SCOPE
 from treering.limits.budgets import BUDGETS
 from treering.limits.webhooks import ALERT_REFS, WEBHOOKS
-from treering.server.auth import SCOPES, Access, Scope
+from treering.server.auth import SCOPES, Access, Permission, Scope
 from treering.threads.line_files import FILE_REFS
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Domain(msgspec.Struct, frozen=True, kw_only=True):
     kinds: tuple[str, ...] = ()
     scopes: tuple[str, ...] = ()
     read: Scope = "read"
-    write: Scope = "write"
+    write: Permission = "write"
 
 
 DOMAINS: Final = (
@@ -48,7 +49,8 @@ DOMAINS: Final = (
     Domain(name="webhooks", refs=(WEBHOOKS,), read="admin", write="admin"),
     # Not the events: a budget that runs out is reported by the process that notices it, with its own key.
     Domain(name="alerts", refs=(ALERT_REFS,), write="admin"),
-    Domain(name="approvals", refs=("approval/", "approval."), kinds=("approval.",), write="admin"),
+    Domain(name="approval-rules", refs=(RULES,), write="admin"),
+    Domain(name="approvals", refs=(BALLOTS,), kinds=("approval.",), write="approve"),
     Domain(name="keys", read="admin", write="admin"),
     # The journal's own account of what was erased, and the files beside the store that erasing rewrites.
     Domain(name="maintenance", refs=(FILE_REFS,), scopes=(MAINTENANCE_SCOPE,), write="admin"),
@@ -63,8 +65,8 @@ _RESTRICTED_SCOPES: Final = frozenset(scope for each in DOMAINS for scope in eac
 _UNREADABLE: Final = tuple(prefix for prefix, each in _REF_PREFIXES if each.read == "admin")
 
 
-def scope_of(domain: str, *, changes: bool) -> Scope:
-    """Return the scope that reading or changing a domain requires."""
+def scope_of(domain: str, *, changes: bool) -> Permission:
+    """Return the permission that reading or changing a domain requires."""
     found = _BY_NAME.get(domain, Domain(name=domain))
     return found.write if changes else found.read
 

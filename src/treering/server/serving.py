@@ -62,7 +62,9 @@ def serve(
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
     tune_memory()
-    with Background(store, search=settings.search), ExitStack() as stack:
+    address = f"http://{host}:{listening.getsockname()[1]}"
+    link = (settings.public_url or address) if settings.dashboard else None
+    with Background(store, search=settings.search, link=link), ExitStack() as stack:
         if settings.grpc_port is not None:
             from treering.server.otlp_grpc import serving_grpc
 
@@ -70,7 +72,7 @@ def serve(
             if on_grpc_ready is not None:
                 on_grpc_ready(f"http://{host}:{grpc_port}")
         if on_ready is not None:
-            on_ready(f"http://{host}:{listening.getsockname()[1]}")
+            on_ready(address)
         Server(config, app).run(sockets=[listening])
 
 

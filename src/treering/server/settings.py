@@ -32,6 +32,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()
     """Host names that the server answers to, in addition to the address it is bound to."""
     dashboard: bool = True
+    public_url: str | None = None
+    """The address at which people open the dashboard, for links in alerts."""
     search: bool = True
     """Build the search index in the background. Otherwise the first search builds it."""
 

@@ -231,6 +231,8 @@ class RefTests(EngineHarness):
             ListQuery(list="runs", namespace="acme", agent="nobody"),
             ListQuery(list="runs", since_us=1_000_004, until_us=1_000_009),
             ListQuery(list="runs", namespace="acme", status="ok", since_us=1_000_004, oldest_first=True),
+            ListQuery(list="runs", status="ok"),
+            ListQuery(list="runs", status="ok", until_us=1_000_009, oldest_first=True),
         ):
             filters = {
                 name: value
@@ -278,7 +280,7 @@ class RefTests(EngineHarness):
     def test_the_query_of_a_list_is_validated(self, engine: Engine, space: str) -> None:
         engine.commit(batches.set_ref(space, "r"))
         with pytest.raises(InvalidInput, match="namespace"):
-            engine.list_refs(space, ListQuery(list="runs", status="ok"))
+            engine.list_refs(space, ListQuery(list="runs", agent="planner"))
         for cursor in ("", "x", "5", "5.", "-1.r", "1e3.r"):
             with pytest.raises(InvalidInput, match="cursor"):
                 engine.list_refs(space, ListQuery(list="runs"), after=cursor)

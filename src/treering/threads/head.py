@@ -105,7 +105,13 @@ class Head:
         self._lock = RLock()
         self._is_known = False
         self._state: HeadState | None = None
+        self._moved_us = 0
         self._channels: dict[str, Channel] = {}
+
+    @property
+    def moved_us(self) -> int:
+        """When the head had moved to the checkpoint that `see` has found."""
+        return self._moved_us
 
     @property
     def checkpoint(self) -> CheckpointRecord | None:
@@ -124,6 +130,7 @@ class Head:
                     checkpoint=self._stored(value.checkpoint), version=ref.version, first_us=value.first_us
                 )
                 self._channels = {}
+            self._moved_us = 0 if ref is None else ref.changed_at_us
             self._is_known = True
             return self.checkpoint
 

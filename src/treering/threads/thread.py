@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from itertools import islice
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
@@ -24,7 +25,7 @@ import msgspec
 
 from treering.core.forks import forked_thread
 from treering.core.ids import check_id, new_id, short_id
-from treering.errors import Conflict, InvalidInput, NotFound
+from treering.errors import Conflict, InvalidInput, NotFound, RefMoved
 from treering.limits.tool_budgets import Budgets, Counters
 from treering.threads import removal
 from treering.threads.chat_ids import ChatId, TaskId, parse_thread_id
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
     from decimal import Decimal
     from pathlib import Path
 
+    from treering.approvals.ballots import Asked, Ballots, Cast
+    from treering.approvals.policy import Decision
     from treering.core.batch import Draft
     from treering.core.clock import Clock
     from treering.core.engine import Engine
@@ -71,6 +74,8 @@ if TYPE_CHECKING:
 
 
 _PASSED_SHOWN: Final = 10
+_ANSWERS_AT_ONCE: Final = 20
+"""How often an answer is tried while others answer the same question."""
 
 log: Final = logging.getLogger("treering.threads")
 
@@ -283,21 +288,133 @@ class Thread:
         interrupt = new_interrupt(payload, interrupt_id)
         return self.checkpoint(pending_interrupt=interrupt, note=note or "interrupt")
 
-    def resume(self, decision: Decision, *, interrupt_id: str | None = None, value: Any = None) -> Checkpoint:
+    def resume(
+        self,
+        decision: Decision,
+        *,
+        interrupt_id: str | None = None,
+        value: Any = None,
+        by: str | None = None,
+        reason: str | None = None,
+        revision: int | None = None,
+        goes_on: bool = False,
+    ) -> Checkpoint:
         """Answer the pending interrupt and save the answer (``metadata["resumed"]``).
 
-        ``edit`` requires the new value. Raises `Conflict` if nothing is pending, or another interrupt is.
+        ``edit`` requires the new value. ``by`` says who answers, and ``reason`` why; both are in the journal.
+        If its policy (see `treering.approvals`) wants more people to agree, this is one of their votes, and
+        the head stays as it is. ``revision`` is the number of votes that were seen, and ``goes_on`` says that
+        the caller continues the thread itself, so that no worker has to.
+
+        Raises `Conflict` if nothing is pending, or another interrupt is; `AlreadyAnswered` if somebody else
+        was faster; and `NotPermitted` if it is for others to answer.
 
         A graph that waits is answered where it looks for the answer, and then goes on when it is invoked
         without input: ``graph.invoke(None, config)``. To it, ``approve`` is True and ``deny`` False, or the
         decisions of LangChain's approval of tool calls; ``edit`` gives it any value.
         """
-        head = self.head
-        pending = None if head is None else head.pending_interrupt
-        answer = answer_interrupt(self.id, pending, decision, interrupt_id=interrupt_id, value=value)
-        if head is not None and extension_of(head.record.metadata) is not None:
-            return self._checkpoint(self._head.answer(decision, value))
-        return self.checkpoint(metadata={"resumed": answer}, note=f"resume: {decision}")
+        asked: Asked | None = None
+        for _ in range(_ANSWERS_AT_ONCE):
+            before, asked = asked, self._asked()
+            known = self._approval_id(interrupt_id) if before is None else before.id
+            if known is not None and (asked is None or asked.id != known):
+                self._raise_if_answered(known)
+            answer_interrupt(
+                self.id,
+                None if asked is None else asked.pending,
+                decision,
+                interrupt_id=interrupt_id,
+                value=value,
+            )
+            if asked is None:
+                break
+            if self._expire(asked) is not None:
+                self._raise_if_answered(asked.id)
+            cast_vote = self._ballots.cast(
+                asked,
+                decision,
+                by=by,
+                reason=reason,
+                value=value,
+                revision=revision,
+                progress="closed" if goes_on else "answered",
+            )
+            answered = self._answer(cast_vote)
+            if answered is not None:
+                return answered
+        raise Conflict(f"thread {self.id!r} is answered by many at once; nothing was stored, try again")
+
+    def expire(self) -> Checkpoint | None:
+        """Answer the pending interrupt as its policy says, if its deadline has passed; see `resume`."""
+        asked = self._asked()
+        return None if asked is None else self._expire(asked)
+
+    def asked(self) -> Asked | None:
+        """Return the question that the thread waits for, with what identifies it in the inbox."""
+        return self._asked()
+
+    def _asked(self) -> Asked | None:
+        head, asked_us = self._head.see(), self._head.moved_us
+        if head is None or head.pending_interrupt is None:
+            return None
+        from treering.approvals.ballots import Asked
+
+        return Asked(
+            thread_id=self._id,
+            namespace=self._namespace,
+            checkpoint_id=head.id,
+            pending=head.pending_interrupt,
+            asked_us=asked_us,
+        )
+
+    def _expire(self, asked: Asked) -> Checkpoint | None:
+        decided = self._ballots.expire(asked)
+        return None if decided is None else self._answer(decided)
+
+    def _answer(self, vote: Cast) -> Checkpoint | None:
+        """Commit a vote, with the answer if it decides; ``None`` if somebody else was faster."""
+        standing, pending = vote.standing, vote.asked.pending
+        decision = standing.decision
+        try:
+            if decision is None:
+                self._ballots.commit(vote)
+                return self.head
+            record = self._head.see_once()
+            if record is None or record.id != vote.asked.checkpoint_id:
+                return None
+            if extension_of(record.metadata) is not None:
+                put = partial(self._ballots.put, cast=vote, answer=record.id)
+                return self._checkpoint(self._head.answer(decision, standing.value, also=put))
+            answer = answer_interrupt(self.id, pending, decision, interrupt_id=None, value=standing.value)
+            request = self._request(metadata={"resumed": answer | vote.answer}, note=f"resume: {decision}")
+            return self._save(
+                request,
+                request.lists,
+                (),
+                None,
+                "raise",
+                also=lambda draft: self._ballots.put(draft, vote, answer=PREFIX + draft.id),
+            )
+        except (ThreadMoved, RefMoved):
+            return None
+
+    def _raise_if_answered(self, approval: str) -> None:
+        from treering.approvals.ballots import already_answered
+
+        ballot = self._ballots.find(approval)
+        if ballot is not None and ballot.row.progress != "open":
+            raise already_answered(ballot)
+
+    def _approval_id(self, interrupt_id: str | None) -> str | None:
+        from treering.approvals.questions import approval_id
+
+        return None if interrupt_id is None else approval_id(self._id, self._namespace, interrupt_id)
+
+    @property
+    def _ballots(self) -> Ballots:
+        from treering.approvals.ballots import Ballots
+
+        return Ballots(self._engine, self._space, clock=self._clock)
 
     # A program's own object as the state
     def snapshot_state(
@@ -589,8 +706,9 @@ class Thread:
         on_conflict: Literal["raise", "fork", "retry"],
         snapshot: StagedSnapshot | None = None,
         effects: Sequence[Intent] = (),
+        also: Callable[[Draft], None] | None = None,
     ) -> Checkpoint:
-        also = self._plan(effects) if effects else None
+        also = self._plan(effects) if effects else also
         while True:
             try:
                 record = self._head.save(request, lists, appended, step, snapshot=snapshot, also=also)
@@ -720,7 +838,7 @@ def _iteration(checkpoint: Checkpoint) -> int:
     return number if isinstance(number, int) else checkpoint.step
 
 
-Decision = Literal["approve", "deny", "edit"]
+_DECISIONS: Final = ("approve", "deny", "edit")
 
 
 def new_interrupt(payload: Any, interrupt_id: str | None) -> dict[str, Any]:
@@ -740,7 +858,7 @@ def answer_interrupt(
     known = cast("Mapping[str, Any]", pending if isinstance(pending, Mapping) else {"payload": pending})
     if interrupt_id is not None and known.get("id") != interrupt_id:
         raise Conflict(f"thread {thread_id!r} waits for interrupt {known.get('id')!r}, not {interrupt_id!r}")
-    if decision not in get_args(Decision):
+    if decision not in _DECISIONS:
         raise InvalidInput(f"{decision!r} is not a decision; use approve, deny or edit")
     if (decision == "edit") != (value is not None):
         raise InvalidInput("edit requires the new value, and the other decisions take none")

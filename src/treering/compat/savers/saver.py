@@ -16,6 +16,7 @@ from typing import Any, Final, Self, Unpack
 
 from msgspec import structs
 
+from treering.approvals.policy import Decision
 from treering.bridge import Bridge, awaited
 from treering.compat.savers.checkpoint import (
     INITIAL_STATE,
@@ -31,7 +32,7 @@ from treering.compat.savers.checkpoint import (
 from treering.errors import NotFound, TreeringError
 from treering.sync_async import Closing, has_borrowed_loop
 from treering.threads.hooks import CheckpointEvent, Hooks, HooksLike, SaveRequest, as_hooks
-from treering.threads.thread import Decision, answer_interrupt, new_interrupt
+from treering.threads.thread import answer_interrupt, new_interrupt
 
 
 class Saver(Closing):

@@ -177,6 +177,7 @@ CREATE INDEX ref_listed_namespace_agent ON ref (space, listed_in, namespace, age
 CREATE INDEX ref_listed_namespace_agent_status ON ref (space, listed_in, namespace, agent, status, listed_us, name) WHERE listed_in IS NOT NULL AND agent IS NOT NULL AND status IS NOT NULL;
 CREATE INDEX ref_listed_namespace_status ON ref (space, listed_in, namespace, status, listed_us, name) WHERE listed_in IS NOT NULL AND status IS NOT NULL;
 CREATE INDEX ref_listed_namespace_thread ON ref (space, listed_in, namespace, thread, listed_us, name) WHERE listed_in IS NOT NULL AND thread IS NOT NULL;
+CREATE INDEX ref_listed_status ON ref (space, listed_in, status, listed_us, name) WHERE listed_in IS NOT NULL AND status IS NOT NULL;
 CREATE INDEX ref_scope ON ref (space, scope);
 CREATE INDEX ref_seq ON ref (space, seq) WHERE links IS NOT NULL;
 

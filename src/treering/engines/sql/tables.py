@@ -337,10 +337,13 @@ for _filters in (
     ("namespace", "status"),
     ("namespace", "agent", "status"),
     ("namespace", "thread"),
+    ("status",),
     (),
 ):
     # Each is the order of a list under one combination of filters, so a page is one range of an index.
-    _set = " AND ".join(f"{name} IS NOT NULL" for name in ("listed_in", *_filters[1:]))
+    _set = " AND ".join(
+        f"{name} IS NOT NULL" for name in ("listed_in", *(each for each in _filters if each != "namespace"))
+    )
     Index(
         "_".join(("ref_listed", *_filters)),
         ref.c.space,

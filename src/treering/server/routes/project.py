@@ -63,6 +63,8 @@ class KeyLine(Struct, frozen=True, kw_only=True):
     project: str
     scope: Scope
     name: str
+    approves: bool
+    """Whether it may answer questions of agents, as ``name``."""
     created_at: str
 
 
@@ -73,10 +75,11 @@ class KeyList(Struct, frozen=True, kw_only=True):
 
 
 class NewKeyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The scope of a new key, and a name for it."""
+    """The scope of a new key, a name for it, and whether it may answer questions of agents as that name."""
 
     scope: Scope = "write"
     name: str = ""
+    approves: bool = False
 
 
 class CreatedKey(Struct, frozen=True, kw_only=True):
@@ -137,7 +140,12 @@ def list_keys(call: Call[None, None]) -> KeyList:
 @endpoint("POST", "/keys", tag="keys", status=201)
 def create_key(call: Call[None, NewKeyRequest]) -> CreatedKey:
     """Create a key for this project. Once a key exists, every request needs one."""
-    made = _api_keys(call).create(project=call.access.project, scope=call.body.scope, name=call.body.name)
+    made = _api_keys(call).create(
+        project=call.access.project,
+        scope=call.body.scope,
+        name=call.body.name,
+        approves=call.body.approves,
+    )
     return CreatedKey(key=_key_line(made.key), token=made.token)
 
 
@@ -177,5 +185,6 @@ def _key_line(key: Key) -> KeyLine:
         project=key.project,
         scope=key.scope,
         name=key.name,
+        approves=key.approves,
         created_at=to_iso(key.created_at_us),
     )

@@ -254,6 +254,9 @@ class Answer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     decision: Literal["approve", "deny", "edit"]
     interrupt_id: str | None = None
     value: Any = None
+    by: str | None = None
+    """Who answers, on a server without keys; otherwise the name of the key."""
+    reason: str | None = None
 
 
 class TranscriptQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -518,11 +521,17 @@ def rewind_thread(call: Call[Where, Back]) -> Rewound:
     return Rewound(**msgspec.structs.asdict(line), effects=effects)
 
 
-@endpoint("POST", "/threads/{id}/resume", tag="threads")
+@endpoint("POST", "/threads/{id}/resume", tag="threads", domain="approvals")
 def resume_thread(call: Call[Where, Answer]) -> CheckpointSummary:
     """Answer the pending interrupt: approve, deny, or edit with a value."""
     body = call.body
-    answered = _thread(call).resume(body.decision, interrupt_id=body.interrupt_id, value=body.value)
+    answered = _thread(call).resume(
+        body.decision,
+        interrupt_id=body.interrupt_id,
+        value=body.value,
+        by=call.access.speaks_as(body.by),
+        reason=body.reason,
+    )
     return checkpoint_line(answered.record)
 
 

@@ -238,9 +238,11 @@ def upgrade() -> None:
         ("namespace", "status"),
         ("namespace", "agent", "status"),
         ("namespace", "thread"),
+        ("status",),
         (),
     ):
-        is_set = sa.text(" AND ".join(f"{name} IS NOT NULL" for name in ("listed_in", *filters[1:])))
+        set_columns = ("listed_in", *(name for name in filters if name != "namespace"))
+        is_set = sa.text(" AND ".join(f"{name} IS NOT NULL" for name in set_columns))
         op.create_index(
             "_".join(("ref_listed", *filters)),
             "ref",
