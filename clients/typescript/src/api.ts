@@ -63,6 +63,126 @@ export interface Answer {
   decision: "approve" | "deny" | "edit";
   interrupt_id?: string | null;
   value?: Json;
+  by?: string | null;
+  reason?: string | null;
+}
+
+/** A question, what it is about, and how far the answer is. */
+export interface Approval {
+  id: string;
+  status: "approved" | "denied" | "open" | "withdrawn";
+  progress: "answered" | "closed" | "open";
+  thread_id: string;
+  namespace: string;
+  waits_in: string;
+  checkpoint_id: string;
+  asked_at_us: number;
+  question: Json;
+  text: string | null;
+  calls: AskedCall[];
+  effect_id: string | null;
+  agent: string | null;
+  run_id: string | null;
+  cost_nanos: Record<string, number>;
+  policy: ApprovalPolicy;
+  who: string[];
+  due_at_us: number | null;
+  is_escalated: boolean;
+  is_expired: boolean;
+  votes: Vote[];
+  agreed: string[];
+  value: Json;
+  answered_at_us: number | null;
+  answer_checkpoint_id: string | null;
+}
+
+/**
+ * An answer. ``revision`` is the number of votes that its author has seen.
+ *
+ * The name of the caller's key is who answers; ``by`` counts only on a server without keys.
+ */
+export interface ApprovalAnswer {
+  decision: "approve" | "deny" | "edit";
+  value?: Json;
+  reason?: string | null;
+  revision?: number | null;
+  by?: string | null;
+}
+
+/** What changed in the files since the run began that asks. */
+export interface ApprovalChanges {
+  files: FileChange[];
+}
+
+/** A question, and whether the caller may answer it now. */
+export interface ApprovalInfo {
+  approval: Approval;
+  decided_by: string[];
+  reason: string | null;
+  arguments: Json;
+  revision: number;
+  may_answer: boolean;
+}
+
+/** Questions. */
+export interface ApprovalList {
+  approvals: ApprovalInfo[];
+  next_cursor: string | null;
+}
+
+/**
+ * Who may answer a question, and what happens if nobody does.
+ *
+ * ``who`` are names of people or API keys, with ``*`` and ``?`` as wildcards; empty means anybody. With
+ * ``then="escalate"``, those of ``escalate_to`` may answer after the deadline, for ``escalate_seconds`` (by
+ * default as long again), and ``at_last`` happens after that. ``quorum`` is how many must agree.
+ */
+export interface ApprovalPolicy {
+  who?: string[];
+  seconds?: number | null;
+  then?: "approve" | "deny" | "escalate" | "wait";
+  escalate_to?: string[];
+  escalate_seconds?: number | null;
+  at_last?: "approve" | "deny" | "wait";
+  quorum?: number;
+}
+
+/** A question that a program asks, about a call that it wants to make. */
+export interface ApprovalRequest {
+  tool: string;
+  arguments?: Json;
+  question?: string | null;
+  thread?: string | null;
+  namespace?: string;
+  run?: string | null;
+  agent?: string | null;
+  policy?: ApprovalPolicy | null;
+  id?: string | null;
+}
+
+/**
+ * The policy of all questions about some tools, whatever their asker says.
+ *
+ * ``tool``, ``agent`` and ``thread`` may have ``*`` and ``?`` as wildcards.
+ */
+export interface ApprovalRule {
+  name: string;
+  policy: ApprovalPolicy;
+  tool?: string;
+  agent?: string;
+  thread?: string;
+}
+
+/** The rules, by name. */
+export interface ApprovalRules {
+  rules: ApprovalRule[];
+}
+
+/** A tool call that waits for an answer. */
+export interface AskedCall {
+  tool: string;
+  arguments?: Json;
+  call_id?: string | null;
 }
 
 /** The checkpoint to rewind to. */
@@ -468,6 +588,7 @@ export interface KeyLine {
   project: string;
   scope: "admin" | "read" | "write";
   name: string;
+  approves: boolean;
   created_at: string;
 }
 
@@ -604,6 +725,20 @@ export interface Money {
   amount: number;
 }
 
+/** Who answers questions about a tool, and what happens if nobody does. */
+export interface NewApprovalRule {
+  tool?: string;
+  agent?: string;
+  thread?: string;
+  who?: string[];
+  seconds?: number | null;
+  then?: "approve" | "deny" | "escalate" | "wait";
+  escalate_to?: string[];
+  escalate_seconds?: number | null;
+  at_last?: "approve" | "deny" | "wait";
+  quorum?: number;
+}
+
 /** What may be used. Unset limits do not apply; one is required. */
 export interface NewBudget {
   per: "agent" | "run" | "store" | "thread";
@@ -647,10 +782,11 @@ export interface NewFork {
   note?: string | null;
 }
 
-/** The scope of a new key, and a name for it. */
+/** The scope of a new key, a name for it, and whether it may answer questions of agents as that name. */
 export interface NewKeyRequest {
   scope?: "admin" | "read" | "write";
   name?: string;
+  approves?: boolean;
 }
 
 /** A whole document. Omitted fields are empty; ``if_version`` 0 means that it must not exist. */
@@ -1309,6 +1445,15 @@ export interface Verification {
   problems: RecordsProblem[];
   checked: Checked;
   more?: number;
+}
+
+/** One person's answer. ``value`` are the edited arguments, or another value that the asker takes. */
+export interface Vote {
+  by: string;
+  decision: "approve" | "deny" | "edit";
+  at_us: number;
+  reason?: string | null;
+  value?: Json;
 }
 
 /** A URL that alerts are sent to. */
@@ -2510,6 +2655,92 @@ export interface Operations {
     body: EffectDecision;
     reply: EffectInfo;
   };
+  /** List the questions that wait for an answer, or those that were answered. */
+  list_approvals: {
+    path: Record<string, never>;
+    query: {
+      /** `open` ones, `answered` ones whose thread has not gone on, or `closed` ones. */
+      status?: "answered" | "closed" | "open";
+      /** Only threads of this namespace; unset for all. */
+      namespace?: string;
+      /** Only this thread. */
+      thread?: string;
+      /** Only what is about this tool. */
+      tool?: string;
+      /** Only questions that the caller may answer now. */
+      mine?: boolean;
+      /** The most that a page returns. */
+      limit?: number;
+      /** The last id of the previous page; unset for the first page. */
+      cursor?: string;
+    };
+    body: undefined;
+    reply: ApprovalList;
+  };
+  /** Ask whether a call may be made. Poll the question, or follow the journal, for the answer. */
+  request_approval: {
+    path: Record<string, never>;
+    query: Record<string, never>;
+    body: ApprovalRequest;
+    reply: ApprovalInfo;
+  };
+  /** Return a question: what is asked, who may answer until when, and the votes so far. */
+  get_approval: {
+    path: {
+      /** The id of the question, or a unique beginning of it. */
+      id: string;
+    };
+    query: Record<string, never>;
+    body: undefined;
+    reply: ApprovalInfo;
+  };
+  /** Return what changed in the files since the run began that asks. */
+  get_approval_changes: {
+    path: {
+      /** The id of the question, or a unique beginning of it. */
+      id: string;
+    };
+    query: Record<string, never>;
+    body: undefined;
+    reply: ApprovalChanges;
+  };
+  /** Answer a question. Of two racing answers, one counts; the other gets 409, and who was faster. */
+  answer_approval: {
+    path: {
+      /** The id of the question, or a unique beginning of it. */
+      id: string;
+    };
+    query: Record<string, never>;
+    body: ApprovalAnswer;
+    reply: ApprovalInfo;
+  };
+  /** List the rules about who may answer. */
+  list_approval_rules: {
+    path: Record<string, never>;
+    query: Record<string, never>;
+    body: undefined;
+    reply: ApprovalRules;
+  };
+  /** Set or replace a rule; it applies to open questions, too. */
+  set_approval_rule: {
+    path: {
+      /** The name of the rule. */
+      name: string;
+    };
+    query: Record<string, never>;
+    body: NewApprovalRule;
+    reply: ApprovalRule;
+  };
+  /** Remove a rule. */
+  remove_approval_rule: {
+    path: {
+      /** The name of the rule. */
+      name: string;
+    };
+    query: Record<string, never>;
+    body: undefined;
+    reply: Empty;
+  };
 }
 
 /** Method and path of every operation. */
@@ -2598,4 +2829,12 @@ export const OPERATIONS = {
   get_effect: ["GET", "/effects/{id}"],
   get_effect_changes: ["GET", "/effects/{id}/changes"],
   decide_effect: ["POST", "/effects/{id}/decision"],
+  list_approvals: ["GET", "/approvals"],
+  request_approval: ["POST", "/approvals"],
+  get_approval: ["GET", "/approvals/{id}"],
+  get_approval_changes: ["GET", "/approvals/{id}/changes"],
+  answer_approval: ["POST", "/approvals/{id}/answer"],
+  list_approval_rules: ["GET", "/approval-rules"],
+  set_approval_rule: ["PUT", "/approval-rules/{name}"],
+  remove_approval_rule: ["DELETE", "/approval-rules/{name}"],
 } as const satisfies Record<keyof Operations, readonly [string, string]>;

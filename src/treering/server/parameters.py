@@ -76,6 +76,8 @@ OF_TAG: Final = {
     ("schedules", "id"): "The id of the task.",
     ("keys", "id"): "The id of the key, which is no secret.",
     ("effects", "id"): "The id of the effect.",
+    ("approvals", "id"): "The id of the question, or a unique beginning of it.",
+    ("approvals", "name"): "The name of the rule.",
     ("approvals", "status"): "`open` ones, `answered` ones whose thread has not gone on, or `closed` ones.",
     ("approvals", "namespace"): "Only threads of this namespace; unset for all.",
     ("approvals", "cursor"): "The last id of the previous page; unset for the first page.",
