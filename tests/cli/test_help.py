@@ -15,6 +15,7 @@ from treering.cli.help import PANELS, split_examples
 from treering.cli.main import app, main, narrowed
 
 NO_JSON = {
+    "approvals work": "works until it is stopped",
     "cat": "prints a file byte for byte",
     "hook claude-code": "is called by Claude Code, and says nothing",
     "mcp": "speaks JSON-RPC until it is stopped",

@@ -97,7 +97,7 @@ def list_approvals(
 
 @takes_store
 def show_approval(approval: ApprovalArgument, *, place: StorePlace, as_json: JsonOption = False) -> None:
-    """Show a question: the call, its thread, the files that changed, and the votes."""
+    """Show a question, the files that changed, and the votes."""
     with place.existing() as opened:
         found = opened.approvals.get(approval)
         files = list(opened.approvals.changes(found.id))
