@@ -237,7 +237,7 @@ def set_rule(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Set who answers questions about a tool, and what happens if nobody does.
+    """Set who answers questions about a tool, and until when.
 
     The first rule by name that matches a question applies.
 
