@@ -15,6 +15,9 @@ from threading import Event
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from treering.approvals.approvals import Approval, Approvals, Examined, Listed, PendingApproval
+from treering.approvals.ballots import ApprovalRule, Asked
+from treering.approvals.policy import ApprovalPolicy, AtDeadline, AtLast, Decision
 from treering.bridge import Bridge, async_repr
 from treering.core.batch import Batch, Draft, Receipt
 from treering.core.clock import Clock
@@ -74,7 +77,7 @@ from treering.threads.directory import ThreadInfo, ThreadPage
 from treering.threads.hooks import Hooks
 from treering.threads.removal import Cleaned
 from treering.threads.search import Found
-from treering.threads.thread import Actions, Decision, Thread
+from treering.threads.thread import Actions, Thread
 from treering.threads.transcripts import Role, Transcript, TranscriptEvent, TranscriptPage
 from treering.workspaces.browse import SnapshotCheck, SnapshotEntry
 from treering.workspaces.diff import FileChange
@@ -213,6 +216,11 @@ class AsyncStore:
     def effects(self) -> AsyncEffects:
         """Async twin of `Store.effects`."""
         return AsyncEffects(self._store.effects, self._bridge)
+
+    @property
+    def approvals(self) -> AsyncApprovals:
+        """Async twin of `Store.approvals`."""
+        return AsyncApprovals(self._store.approvals, self._bridge)
 
     def run(
         self,
@@ -535,13 +543,42 @@ class AsyncThread:
         )
 
     async def resume(
-        self, decision: Decision, *, interrupt_id: str | None = None, value: Any = None
+        self,
+        decision: Decision,
+        *,
+        interrupt_id: str | None = None,
+        value: Any = None,
+        by: str | None = None,
+        reason: str | None = None,
+        revision: int | None = None,
+        goes_on: bool = False,
     ) -> AsyncCheckpoint:
         """Async twin of `Thread.resume`."""
         return AsyncCheckpoint(
-            await self._bridge.call(self._thread.resume, decision, interrupt_id=interrupt_id, value=value),
+            await self._bridge.call(
+                self._thread.resume,
+                decision,
+                interrupt_id=interrupt_id,
+                value=value,
+                by=by,
+                reason=reason,
+                revision=revision,
+                goes_on=goes_on,
+            ),
             self._bridge,
         )
+
+    async def expire(self) -> AsyncCheckpoint | None:
+        """Async twin of `Thread.expire`."""
+        return (
+            None
+            if (found := await self._bridge.call(self._thread.expire)) is None
+            else AsyncCheckpoint(found, self._bridge)
+        )
+
+    async def asked(self) -> Asked | None:
+        """Async twin of `Thread.asked`."""
+        return await self._bridge.call(self._thread.asked)
 
     async def snapshot_state(
         self,
@@ -1609,6 +1646,157 @@ class AsyncEffects:
 
     def __repr__(self) -> str:
         return async_repr(self._effects)
+
+
+class AsyncApprovals:
+    """Async twin of `Approvals`."""
+
+    def __init__(self, approvals: Approvals, bridge: Bridge | None = None) -> None:
+        self._approvals = approvals
+        self._bridge = bridge or Bridge()
+
+    @property
+    def sync(self) -> Approvals:
+        """The approvals that does the work."""
+        return self._approvals
+
+    async def list(
+        self,
+        *,
+        status: Listed | None = "open",
+        namespace: str | None = None,
+        thread_id: str | None = None,
+        tool: str | None = None,
+        who: str | None = None,
+        last: int | None = None,
+    ) -> AsyncIterator[Approval]:
+        """Async twin of `Approvals.list`."""
+        async for each in self._bridge.iterate(
+            self._approvals.list,
+            status=status,
+            namespace=namespace,
+            thread_id=thread_id,
+            tool=tool,
+            who=who,
+            last=last,
+        ):
+            yield each
+
+    async def get(self, approval: str) -> Approval:
+        """Async twin of `Approvals.get`."""
+        return await self._bridge.call(self._approvals.get, approval)
+
+    async def changes(self, approval: str) -> Sequence[FileChange]:
+        """Async twin of `Approvals.changes`."""
+        return await self._bridge.call(self._approvals.changes, approval)
+
+    async def request(
+        self,
+        tool: str,
+        arguments: Any = None,
+        *,
+        question: str | None = None,
+        thread_id: str | None = None,
+        namespace: str = "",
+        run_id: str | None = None,
+        agent: str | None = None,
+        policy: ApprovalPolicy | None = None,
+        id: str | None = None,
+    ) -> PendingApproval:
+        """Async twin of `Approvals.request`."""
+        return await self._bridge.call(
+            self._approvals.request,
+            tool,
+            arguments,
+            question=question,
+            thread_id=thread_id,
+            namespace=namespace,
+            run_id=run_id,
+            agent=agent,
+            policy=policy,
+            id=id,
+        )
+
+    async def answer(
+        self,
+        approval: str,
+        decision: Decision,
+        *,
+        by: str | None = None,
+        reason: str | None = None,
+        value: Any = None,
+        revision: int | None = None,
+    ) -> Approval:
+        """Async twin of `Approvals.answer`."""
+        return await self._bridge.call(
+            self._approvals.answer, approval, decision, by=by, reason=reason, value=value, revision=revision
+        )
+
+    async def wait(self, approval: str, *, seconds: float | None = None) -> Approval:
+        """Async twin of `Approvals.wait`."""
+        return await self._bridge.call(self._approvals.wait, approval, seconds=seconds)
+
+    async def examine(self, *, link: str | None = None) -> Examined:
+        """Async twin of `Approvals.examine`."""
+        return await self._bridge.call(self._approvals.examine, link=link)
+
+    async def set_rule(
+        self,
+        name: str,
+        *,
+        tool: str = "*",
+        agent: str = "*",
+        thread: str = "*",
+        who: Sequence[str] = (),
+        seconds: float | None = None,
+        then: AtDeadline = "wait",
+        escalate_to: Sequence[str] = (),
+        escalate_seconds: float | None = None,
+        at_last: AtLast = "deny",
+        quorum: int = 1,
+    ) -> ApprovalRule:
+        """Async twin of `Approvals.set_rule`."""
+        return await self._bridge.call(
+            self._approvals.set_rule,
+            name,
+            tool=tool,
+            agent=agent,
+            thread=thread,
+            who=who,
+            seconds=seconds,
+            then=then,
+            escalate_to=escalate_to,
+            escalate_seconds=escalate_seconds,
+            at_last=at_last,
+            quorum=quorum,
+        )
+
+    async def rules(self) -> tuple[ApprovalRule, ...]:
+        """Async twin of `Approvals.rules`."""
+        return await self._bridge.call(self._approvals.rules)
+
+    async def remove_rule(self, name: str) -> bool:
+        """Async twin of `Approvals.remove_rule`."""
+        return await self._bridge.call(self._approvals.remove_rule, name)
+
+    async def begin(self, approval: str) -> int:
+        """Async twin of `Approvals.begin`."""
+        return await self._bridge.call(self._approvals.begin, approval)
+
+    async def done(self, approval: str) -> None:
+        """Async twin of `Approvals.done`."""
+        await self._bridge.call(self._approvals.done, approval)
+
+    async def park(self, approval: str, holder: str) -> None:
+        """Async twin of `Approvals.park`."""
+        await self._bridge.call(self._approvals.park, approval, holder)
+
+    async def is_parked(self, approval: str) -> bool:
+        """Async twin of `Approvals.is_parked`."""
+        return await self._bridge.call(self._approvals.is_parked, approval)
+
+    def __repr__(self) -> str:
+        return async_repr(self._approvals)
 
 
 class AsyncTranscript:
