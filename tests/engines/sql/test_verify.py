@@ -49,6 +49,11 @@ def found(engine, **options):
     return [report for report in engine.check(SPACE, **options) if isinstance(report, Problem)]
 
 
+def others(engine):
+    """The problems beside those of checksums and digests, which notice every change."""
+    return [problem for problem in found(engine) if problem.kind != "corrupt"]
+
+
 def change(engine, sql, *values):
     with engine._database.writing() as session:
         assert session.run(sql, values)
@@ -104,39 +109,39 @@ def test_bytes_of_another_object_are_found(full):
     assert f"o:{bytes(rows[1][0]).hex()}" in {problem.where for problem in found(full)}
 
 
-def test_every_way_to_dangle_is_found(full):
+def test_every_way_to_dangle_is_others(full):
     """An object that a ref, an item and a tree lead to; a body that an event and a text lead to; a list."""
     change(full, "DELETE FROM object WHERE kind = 0")
-    assert kinds(found(full)) == {"dangling"}
+    assert kinds(others(full)) == {"dangling"}
     change(full, "UPDATE ref SET links = NULL")
     change(full, "UPDATE item SET address = ? WHERE address LIKE 'o:%'", slot_address("first", 0, 0))
-    (problem,) = found(full)
+    (problem,) = others(full)
     assert problem.where.startswith("o:")  # the tree
     change(full, "DELETE FROM object")
-    (problem,) = found(full)
+    (problem,) = others(full)
     assert problem.where == "event 'e'"
     change(full, "UPDATE event SET links = NULL")
-    assert not found(full)
+    assert not others(full)
     change(full, "DELETE FROM body")
-    (problem,) = found(full)
+    (problem,) = others(full)
     assert problem.detail == "'s:first:0.0' is not stored"
     change(full, "UPDATE event SET body = NULL")
     change(full, "DELETE FROM text")
-    problems = found(full)
+    problems = others(full)
     assert [problem.where for problem in problems] == ["item 1 of l:l"]
     change(full, "UPDATE ref SET links = 'l:nowhere' WHERE name = 'r'")
-    assert "ref 'r'" in {problem.where for problem in found(full)}
+    assert "ref 'r'" in {problem.where for problem in others(full)}
 
 
-def test_a_text_whose_source_is_gone_is_found(full):
+def test_a_text_whose_source_is_gone_is_others(full):
     change(full, "UPDATE text SET source = 's:nobody:0.0'")
-    (problem,) = found(full)
+    (problem,) = others(full)
     assert (problem.kind, problem.where) == ("dangling", "text 't'")
 
 
-def test_a_slot_that_a_body_does_not_have_is_found(full):
+def test_a_slot_that_a_body_does_not_have_is_others(full):
     change(full, "UPDATE event SET body = '0.7'")
-    (problem,) = found(full)
+    (problem,) = others(full)
     assert (problem.kind, problem.where) == ("dangling", "body 0 of commit 'first'")
     assert "slot 7" in problem.detail
 
@@ -167,7 +172,6 @@ def test_a_list_that_does_not_add_up_is_found(full, sql):
         ("UPDATE commits SET receipt = x'00' WHERE batch = 'first'", "commit 'first'"),
         ("UPDATE event SET seq = 3", "event 'e'"),
         ("UPDATE event SET seq = 9", "space"),
-        ("UPDATE ref SET version = 0 WHERE name = 'r'", "ref 'r'"),
     ],
 )
 def test_a_counter_that_lies_is_found(full, sql, where):
@@ -279,7 +283,7 @@ def test_the_same_problem_is_reported_once(full):
         change_ref = RefChange(name=f"n{number}", scope="s", change=Set(value=b""))
         full.commit(Batch(id=new_id(), space=SPACE, refs=(change_ref,)))
     change(full, "UPDATE ref SET links = ? WHERE name LIKE 'n%'", links[0])
-    assert len(found(full)) == 1
+    assert len(others(full)) == 1
 
 
 def test_no_transaction_is_open_while_a_report_is_looked_at(full):

@@ -261,6 +261,12 @@ class PostgresTextIndex(TextIndex):
         del tokens
         session.execute("DELETE FROM fts WHERE space = ? AND collection = ?", (space, collection))
 
+    def size(self, session: Session, space: int, collection: int) -> int:
+        """Return how many texts of a collection are in the index."""
+        sql = "SELECT count(*) FROM fts WHERE space = ? AND collection = ?"
+        ((count,),) = session.rows(sql, (space, collection))
+        return count
+
     def optimize(self, session: Session, collections: Sequence[int]) -> None:
         """Nothing to do: no query finds a deleted row."""
 

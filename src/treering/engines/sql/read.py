@@ -297,6 +297,11 @@ def lineage(session: Session, space: int, list_id: str) -> list[tuple[ListInfo, 
                 "run verify, then restore it from a backup"
             )
         parent = row[7]
+        if parent is not None and row[2] is None:
+            raise Corrupt(
+                f"list {row[0]!r} branches off list number {parent}, which is missing; "
+                "run verify, then restore it from a backup"
+            )
         sql = f"{_LIST_COLUMNS} WHERE l.space = ? AND l.no = ?"
         rows = session.rows(sql, (space, parent)) if parent is not None else []
     return found

@@ -334,7 +334,7 @@ def list_checksum(
 
 def item_checksum(space: int, key: int, kind: int | None, frame: bytes | None, address: str | None) -> int:
     """Return the checksum of an item; that of its bytes is in the header of its frame."""
-    return checksum(space, key, kind, None if frame is None else frame[:HEADER_SIZE], address)
+    return checksum(space, key, kind, frame[:HEADER_SIZE] if isinstance(frame, bytes) else frame, address)
 
 
 def body_checksum(space: int, key: int, scope: str, frame: bytes, salt: bytes) -> int:
@@ -343,10 +343,18 @@ def body_checksum(space: int, key: int, scope: str, frame: bytes, salt: bytes) -
 
 
 def text_checksum(
-    space: int, no: int, collection: int, name: str, namespace: str, scope: str, source: str, salt: bytes
+    space: int,
+    no: int,
+    collection: str,
+    tokens: str,
+    name: str,
+    namespace: str,
+    scope: str,
+    source: str,
+    salt: bytes,
 ) -> int:
-    """Return the checksum of a row of the search index."""
-    return checksum(space, no, collection, name, namespace, scope, source, salt)
+    """Return the checksum of a row of the search index, and of its collection."""
+    return checksum(space, no, collection, tokens, name, namespace, scope, source, salt)
 
 
 COMMIT_COLUMNS: Final = (
@@ -374,6 +382,8 @@ def receipt_checksum(
 def read_ref(row: tuple[Any, ...]) -> Ref:
     """Return the ref in a row of `REF_SELECT`, without comparing its checksum."""
     name, scope, version, value, links, seq, changed_at_us, *listed, _, _ = row
+    if listed[0] is None and tuple(listed) != _NOT_LISTED:
+        raise Corrupt(f"ref {name!r} is in no list, but says where: {listed}; {_RESTORE}")
     return Ref(
         name=name,
         scope=scope,

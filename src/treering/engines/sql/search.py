@@ -35,16 +35,17 @@ _INSERT: Final = (
 
 
 TEXT_SELECT: Final = (
-    "SELECT t.no, t.collection, t.name, t.namespace, s.name, t.source, t.salt, t.checksum FROM text t "
+    "SELECT t.no, c.name, c.tokens, t.name, t.namespace, s.name, t.source, t.salt, t.checksum FROM text t "
+    "LEFT JOIN collection c ON c.space = t.space AND c.no = t.collection "
     "LEFT JOIN scope s ON s.space = t.space AND s.no = t.scope WHERE t.space = ?"
 )
 
 
 def check_text(space: int, row: Row) -> None:
     """Raise `Corrupt` if a row of `TEXT_SELECT` is not as it was written."""
-    if text_checksum(space, *row[:7]) != row[7]:
+    if text_checksum(space, *row[:8]) != row[8]:
         raise Corrupt(
-            f"text {row[2]!r} of the search index is not as it was written: its checksum differs; "
+            f"text {row[3]!r} of the search index is not as it was written: its checksum differs; "
             "run verify, then restore it from a backup or a copy"
         )
 
@@ -73,9 +74,11 @@ class TextIndex:
                 (content,) = get(session, space, self._objects, [text.source])
                 words = text_of(content)  # noqa: PLW2901 - the words were not in the batch itself
             collection = collections[text.collection]
-            key = (space, no, collection[0], text.name, text.namespace)
-            check = text_checksum(*key, text.scope, text.source, salt)
-            rows.append((*key, scopes[text.scope], text.source, salt, check))
+            name, namespace, source = text.name, text.namespace, text.source
+            check = text_checksum(
+                space, no, text.collection, collection[1], name, namespace, text.scope, source, salt
+            )
+            rows.append((space, no, collection[0], name, namespace, scopes[text.scope], source, salt, check))
             entries.setdefault(collection, []).append((no, text.namespace, words))
         session.execute_many(_INSERT, rows)
         for (collection, tokens), entry in entries.items():
@@ -97,8 +100,11 @@ class TextIndex:
         numbers = [no for no, _ in scored]
         for row in rows_in_chunks(session, f"{TEXT_SELECT} AND t.no IN (@)", (space,), numbers):
             check_text(space, row)
-            no, _, name, namespace, _, source, _, _ = row
+            no, _, _, name, namespace, _, source, _, _ = row
             places[no] = name, namespace, source
+        for no in numbers:
+            if no not in places:
+                raise Corrupt(f"the search index has a text {no}, whose row is missing; run reindex")
         hits = [
             Hit(
                 collection=query.collection,
@@ -221,6 +227,10 @@ class TextIndex:
 
     def optimize(self, session: Session, collections: Sequence[int]) -> None:
         """Purge the words of removed texts from the index; no-op for an index that does so immediately."""
+
+    def size(self, session: Session, space: int, collection: int) -> int:
+        """Return how many texts of a collection are in the index."""
+        raise NotImplementedError
 
     def lacking(self, session: Session, collection: int, numbers: Sequence[int]) -> set[int]:
         """Return which of these texts are missing from the index, as far as it can tell."""

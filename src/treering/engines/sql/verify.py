@@ -11,9 +11,12 @@ while a problem is yielded, and nothing is changed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from treering.core.content import (
+    Address,
+    Content,
     ListAddress,
     ObjectAddress,
     SlotAddress,
@@ -24,9 +27,9 @@ from treering.core.content import (
 )
 from treering.core.packs import PackEntry, group_by_frame
 from treering.core.records import Checked, Problem
-from treering.engines.sql.commit.decide import unpack_receipt
+from treering.engines.sql.commit.decide import ListState, check_list, unpack_receipt
+from treering.engines.sql.digest_check import ODD, DigestCheck, ListCheck, wrong_days
 from treering.engines.sql.gc.mark import (
-    COMMITS,
     PAGE,
     BrokenLink,
     LinkOrigin,
@@ -36,21 +39,33 @@ from treering.engines.sql.gc.mark import (
     slot_key,
 )
 from treering.engines.sql.objects import Located, PackGone
-from treering.engines.sql.read import ITEM_COUNT, body_part, is_item_block, unpack_item_block
+from treering.engines.sql.read import (
+    ITEM_COUNT,
+    body_part,
+    check_body,
+    is_item_block,
+    unpack_item_block,
+)
 from treering.engines.sql.rollups import Recount
 from treering.engines.sql.rows import (
     BODY_PART_BITS,
     ITEM_POSITION_BITS,
+    ITEM_POSITION_MASK,
     frame_of,
+    item_checksum,
     item_key,
     kind_of,
     split_links,
 )
+from treering.engines.sql.search import TEXT_SELECT
 from treering.engines.sql.session import rows_in_chunks
 from treering.engines.sql.spill import SpillDatabase, SpillSet
 from treering.errors import Corrupt
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from treering.core.digests import CommitLeaves
     from treering.engines.sql.objects import Objects
     from treering.engines.sql.search import TextIndex
     from treering.engines.sql.session import Database, Row, Session
@@ -69,8 +84,17 @@ _ITEM_RANGE: Final = (
 class ContentChecker:
     """Checks the content of a space, and counts how much was read."""
 
-    def __init__(self, database: Database, objects: Objects, space: int, *, read_content: bool) -> None:
+    def __init__(
+        self,
+        database: Database,
+        objects: Objects,
+        digests: DigestCheck,
+        space: int,
+        *,
+        read_content: bool,
+    ) -> None:
         self._database = database
+        self._digests = digests
         self._store = objects
         self._space = space
         self._reads = read_content
@@ -82,19 +106,25 @@ class ContentChecker:
         while True:
             with self._database.reading() as session:
                 rows = session.rows(
-                    "SELECT o.name, length(o.frame), p.no FROM object o "
-                    "LEFT JOIN pack p ON p.space = o.space AND p.no = o.pack "
+                    'SELECT o.name, length(o.frame), p.no, o.pack, o."offset", o.length, o.inner_offset '
+                    "FROM object o LEFT JOIN pack p ON p.space = o.space AND p.no = o.pack "
                     "WHERE o.space = ? AND o.name > ? ORDER BY o.name LIMIT ?",
                     (self._space, after, PAGE),
                 )
             problems = [
                 _corrupt(f"o:{bytes(name).hex()}", "its row has neither bytes nor an existing pack")
-                for name, size, pack in rows
+                for name, size, pack, *_ in rows
                 if size is None and pack is None
             ]
-            self.objects += sum(size is not None for _, size, _ in rows)
+            problems += [
+                _corrupt(f"o:{bytes(name).hex()}", f"its row has bytes, and a place in a pack: {place}")
+                for name, size, _, *place in rows
+                if size is not None and place != [None] * 4
+            ]
+            self.objects += sum(row[1] is not None for row in rows)
             if self._reads:
-                for group in by_weight((bytes(name), size) for name, size, _ in rows if size is not None):
+                sizes = [(bytes(row[0]), row[1]) for row in rows if row[1] is not None]
+                for group in by_weight(sizes):
                     problems += self._rehash(group)
             yield problems
             if len(rows) < PAGE:
@@ -149,6 +179,8 @@ class ContentChecker:
         for key, kind, *place in rows:
             entry_name = bytes(key).hex()
             try:
+                if not all(isinstance(number, int) for number in place):
+                    raise Corrupt(f"its place in the pack is {place}")
                 entries.append(PackEntry(entry_name, kind_of(kind, f"object {entry_name}"), *place))
             except Corrupt as error:
                 problems.append(_corrupt(f"o:{entry_name}", str(error)))
@@ -177,8 +209,11 @@ class ContentChecker:
         """Read a whole pack in as few requests as possible; where it is damaged, frame by frame."""
         try:
             entries = [entry for frame in frames for entry in frame]
-            for _, content in self._store.stream(Located((), {pack: entries})):
+            sizes = {entry.name: entry.size for entry in entries}
+            for name, content in self._store.stream(Located((), {pack: entries})):
                 self.bytes += len(content.data)
+                if len(content.data) != sizes[name]:
+                    yield [_corrupt(f"o:{name}", f"it has {len(content.data)} bytes, not {sizes[name]}")]
         except PackGone:
             raise
         except Corrupt as error:
@@ -192,7 +227,9 @@ class ContentChecker:
             else:
                 yield [_corrupt(f"o:{frames[0][0].name}", str(error))]
 
-    def check_bodies(self, batches: dict[int, str], slots: SpillDatabase) -> ProblemPages:
+    def check_bodies(
+        self, batches: dict[int, str], leaves: dict[int, CommitLeaves], slots: SpillDatabase
+    ) -> ProblemPages:
         """Decompress the bodies of some commits, and check that all linked slots exist."""
         part_size = 1 << BODY_PART_BITS
         with self._database.reading() as session:
@@ -212,19 +249,28 @@ class ContentChecker:
             return
         for group in by_weight(sizes):
             with self._database.reading() as session:
-                sql = "SELECT key, frame FROM body WHERE space = ? AND key IN (@)"
+                sql = (
+                    "SELECT b.key, s.name, b.frame, b.salt, b.checksum FROM body b "
+                    "LEFT JOIN scope s ON s.space = b.space AND s.no = b.scope "
+                    "WHERE b.space = ? AND b.key IN (@)"
+                )
                 rows = list(rows_in_chunks(session, sql, (self._space,), group))
             problems: list[Problem] = []
-            for key, frame in rows:
+            for key, scope, frame, salt, check in rows:
                 commit_no, part = body_part(key)
                 where = f"body {part} of commit {batches[commit_no]!r}"
                 try:
+                    check_body(self._space, key, scope, frame, salt, check, where=where)
                     sealed = frame_of(frame, where)
                     self.bytes += len(sealed)
-                    count = len(unpack_body(unseal(sealed, where), where))
-                except Corrupt as error:
+                    contents = unpack_body(unseal(sealed, where), where)
+                    detail = self._digests.body_problem(leaves.get(commit_no), part, scope, salt, contents)
+                except (Corrupt, TypeError, ValueError) as error:
                     problems.append(_corrupt(where, str(error)))
                     continue
+                if detail is not None:
+                    problems.append(_corrupt(where, detail))
+                count = len(contents)
                 for (slot,) in slots.rows(
                     "SELECT key FROM slot WHERE key >= ? AND key < ?",
                     (slot_key(key, count), slot_key(key + 1, 0)),
@@ -239,9 +285,12 @@ class ContentChecker:
         after = ""
         while True:
             with self._database.reading() as session:
+                self._digests.catch_up(session)
                 rows = session.rows(
-                    "SELECT l.id, l.no, l.parent, l.start, l.length, l.depth, p.no, p.length, p.depth "
+                    "SELECT l.id, l.no, l.parent, l.start, l.length, l.depth, p.no, p.length, p.depth, "
+                    "s.name, l.scope, p.id, l.seq, l.salt, l.checksum "
                     "FROM list l LEFT JOIN list p ON p.space = l.space AND p.no = l.parent "
+                    "LEFT JOIN scope s ON s.space = l.space AND s.no = l.scope "
                     "WHERE l.space = ? AND l.id > ? ORDER BY l.id LIMIT ?",
                     (self._space, after, _LISTS),
                 )
@@ -261,15 +310,45 @@ class ContentChecker:
                 if (detail := _list_problem(row, items.get(row[1], (0, 0, 0))))
             ]
             self.items += sum(count[0] for count in items.values())
+            checks: dict[int, ListCheck] = {}
+            for row in rows:
+                try:
+                    checks[row[1]] = self._list_check(row)
+                except (Corrupt, TypeError, ValueError) as error:
+                    problems.append(_corrupt(f"l:{row[0]}", str(error)))
             if self._reads:
                 names = {row[1]: row[0] for row in rows}
-                problems += self._check_items({no: count[0] for no, count in items.items()}, names)
+                problems += self._check_items({no: count[0] for no, count in items.items()}, names, checks)
+            if not problems:
+                problems = self._differing(rows, checks)
             yield problems
             if len(rows) < _LISTS:
                 return
             after = rows[-1][0]
 
-    def _check_items(self, counts: dict[int, int], names: dict[int, str]) -> list[Problem]:
+    def _list_check(self, row: Row) -> ListCheck:
+        list_id, no, parent, start, length, depth, _, _, _, scope, scope_no, parent_id, seq, salt, check = row
+        state = ListState(no, scope_no, parent, start, length, depth, salt)
+        check_list(self._space, list_id, state, scope, seq, check)
+        appends = self._digests.appends(list_id, salt)
+        return ListCheck(list_id, scope, parent_id, start, length, salt, appends)
+
+    def _differing(self, rows: list[Row], checks: dict[int, ListCheck]) -> list[Problem]:
+        """Return the lists that are not what was appended to them, unless they were erased meanwhile."""
+        found = {
+            row[1]: _corrupt(f"l:{row[0]}", detail)
+            for row in rows
+            if (detail := checks[row[1]].problem(with_items=self._reads))
+        }
+        if not found:
+            return []
+        with self._database.reading() as session:
+            sql = "SELECT no FROM list WHERE space = ? AND no IN (@)"
+            return [found[no] for (no,) in rows_in_chunks(session, sql, (self._space,), list(found))]
+
+    def _check_items(
+        self, counts: dict[int, int], names: dict[int, str], checks: dict[int, ListCheck]
+    ) -> list[Problem]:
         problems: list[Problem] = []
         short = [no for no, count in counts.items() if count <= PAGE]
         for group in by_weight((no, counts[no] * (1 << 12)) for no in short):
@@ -277,10 +356,10 @@ class ContentChecker:
                 marks = ",".join("?" * len(group))
                 sql = (
                     f"SELECT i.key, coalesce(length(i.frame), 0) FROM list l JOIN item i ON {_ITEM_RANGE} "
-                    f"WHERE l.space = ? AND l.no IN ({marks})"
+                    f"WHERE l.space = ? AND l.no IN ({marks}) ORDER BY i.key"
                 )
                 sizes = session.rows(sql, [self._space, *group])
-            problems += self._unfold_items(sizes, names)
+            problems += self._unfold_items(sizes, names, checks)
         for no in counts.keys() - set(short):
             after, sizes = item_key(no, 0) - 1, [()] * PAGE
             while len(sizes) == PAGE:
@@ -291,39 +370,47 @@ class ContentChecker:
                         "ORDER BY key LIMIT ?",
                         (self._space, after, item_key(no + 1, 0), PAGE),
                     )
-                problems += self._unfold_items(sizes, names)
+                problems += self._unfold_items(sizes, names, checks)
                 after = sizes[-1][0] if sizes else after
         return problems
 
-    def _unfold_items(self, sizes: list[Row], names: dict[int, str]) -> list[Problem]:
+    def _unfold_items(
+        self, sizes: list[Row], names: dict[int, str], checks: dict[int, ListCheck]
+    ) -> list[Problem]:
         problems: list[Problem] = []
         for group in by_weight(sizes):
             with self._database.reading() as session:
-                sql = "SELECT key, kind, frame, address FROM item WHERE space = ? AND key IN (@)"
-                rows = list(rows_in_chunks(session, sql, (self._space,), group))
-            for key, kind, frame, address in rows:
-                where = (
-                    f"item {key & ((1 << ITEM_POSITION_BITS) - 1)} of l:{names[key >> ITEM_POSITION_BITS]}"
-                )
-                if frame is None:
-                    if address is None:
-                        problems.append(_corrupt(where, "its row has neither bytes nor an address"))
-                    continue
+                sql = "SELECT key, kind, frame, address, checksum FROM item WHERE space = ? AND key IN (@)"
+                rows = sorted(rows_in_chunks(session, sql, (self._space,), group), key=itemgetter(0))
+            for key, kind, frame, address, check in rows:
+                list_no, position = key >> ITEM_POSITION_BITS, key & ITEM_POSITION_MASK
+                where = f"item {position} of l:{names[list_no]}"
                 try:
-                    sealed = frame_of(frame, where)
-                    self.bytes += len(sealed)
-                    if is_item_block(kind):
-                        unpack_item_block(kind, sealed, where)
-                    else:
-                        unseal(sealed, where)
-                        kind_of(kind, where)
-                except Corrupt as error:
+                    if item_checksum(self._space, key, kind, frame, address) != check:
+                        raise Corrupt("it is not as it was written: its checksum differs")
+                    for at, item in enumerate(self._items_in(kind, frame, address, where), position):
+                        if list_no in checks:
+                            checks[list_no].add(at, item)
+                except (Corrupt, TypeError, ValueError) as error:
                     problems.append(_corrupt(where, str(error)))
         return problems
 
+    def _items_in(
+        self, kind: int | None, frame: bytes | None, address: str | None, where: str
+    ) -> Sequence[Content | Address]:
+        if frame is None:
+            if address is None:
+                raise Corrupt("its row has neither bytes nor an address")
+            return [Address(address)]
+        sealed = frame_of(frame, where)
+        self.bytes += len(sealed)
+        if is_item_block(kind):
+            return unpack_item_block(kind, sealed, where)
+        return [Content(kind_of(kind, where), unseal(sealed, where))]
+
 
 def _list_problem(row: tuple[Any, ...], items: tuple[int, ...]) -> str | None:
-    _, no, parent, start, length, depth, parent_no, parent_length, parent_depth = row
+    _, no, parent, start, length, depth, parent_no, parent_length, parent_depth, *_ = row
     count, first, last = items
     if count != length - start:
         return f"has {count} items, but its length requires {length - start}"
@@ -372,7 +459,8 @@ class _Check:
         self._missing: list[BrokenLink] = []
         self._walk = Walk(database, objects, space, spill, with_slots=True, notice=self._missing.append)
         self._mark = Mark(database, space, lambda _what, _scope, _key: self._walk, precise=True)
-        self._contents = ContentChecker(database, objects, space, read_content=read_content)
+        self._digests = DigestCheck(database, space, spill)
+        self._contents = ContentChecker(database, objects, self._digests, space, read_content=read_content)
         self._recount = Recount(database, space, spill)
         self._reported = SpillSet(spill, "reported", "text")
         self._refs = 0
@@ -387,18 +475,28 @@ class _Check:
         yield self._checked()
 
     def _pages(self) -> Iterator[list[Problem]]:
+        for what, pages in (
+            ("links", self._links()),
+            ("objects", self._contents.check_objects()),
+            ("packs", self._contents.check_packs()),
+            ("commits", self._commits()),
+            ("lists", self._contents.check_lists()),
+            ("events", self._events()),
+            ("runs", self._digests.runs()),
+            ("refs", self._check_refs()),
+            ("texts", self._check_texts()),
+            ("roll-ups", self._recount.problems()),
+        ):
+            try:
+                yield from pages
+            except (Corrupt, *ODD) as error:  # of a value that no row should have; the rest is checked
+                yield [_corrupt(what, f"not all could be checked: {error!r}")]
+
+    def _links(self) -> Iterator[list[Problem]]:
         for _ in self._mark.steps():
             yield self._dangling()
         for _ in self._enter_lists():
             yield self._dangling()
-        yield from self._contents.check_objects()
-        yield from self._contents.check_packs()
-        yield from self._commits()
-        yield from self._contents.check_lists()
-        yield from self._events()
-        yield from self._check_refs()
-        yield from self._check_texts()
-        yield from self._recount.problems()
 
     def _checked(self) -> Checked:
         return Checked(
@@ -486,19 +584,12 @@ class _Check:
                 return bool(session.rows(sql, (part, self._space, batch)))
 
     def _commits(self) -> Iterator[list[Problem]]:
-        """Check the sequence numbers of all commits, and their bodies."""
+        """Check the sequence numbers of all commits, their digests and their bodies."""
         ranges = SpillSet(self._spill, "commit_range", "number")
-        after = ""
-        while True:
+        for rows, leaves, problems in self._digests.commits():
             with self._database.reading() as session:
                 ((seq,),) = session.rows("SELECT seq FROM space WHERE no = ?", (self._space,))
-                rows = session.rows(
-                    "SELECT batch, no, first_seq, last_seq, receipt FROM commits "
-                    "WHERE space = ? AND batch > ? ORDER BY batch LIMIT ?",
-                    (self._space, after, COMMITS),
-                )
-            new = set(ranges.add({first: last for _, _, first, last, _ in rows}))
-            problems: list[Problem] = []
+            new = set(ranges.add({row[2]: row[3] for row in rows}))
             for row in rows:
                 detail = _commit_problem(row, seq)
                 if row[2] not in new:
@@ -507,11 +598,9 @@ class _Check:
                 if detail is not None:
                     problems.append(Problem(kind="counter", where=f"commit {row[0]!r}", detail=detail))
             yield problems
-            yield from self._contents.check_bodies({row[1]: row[0] for row in rows}, self._spill)
-            if len(rows) < COMMITS:
-                break
-            after = rows[-1][0]
+            yield from self._contents.check_bodies({row[1]: row[0] for row in rows}, leaves, self._spill)
         yield from self._overlaps(ranges)
+        yield self._digests.counters()
 
     def _overlaps(self, ranges: SpillSet) -> Iterator[list[Problem]]:
         previous = after = 0
@@ -550,20 +639,30 @@ class _Check:
                     "AND (c.no IS NULL OR s.no IS NULL OR e.seq < c.first_seq OR e.seq > c.last_seq)",
                     (self._space, after, upto),
                 )
+                days = wrong_days(session, self._space, after, upto)
                 nameless = session.rows(
                     "SELECT e.id FROM event e LEFT JOIN run u ON u.space = e.space AND u.no = e.run "
                     "WHERE e.space = ? AND e.seq > ? AND e.seq <= ? AND e.run IS NOT NULL AND u.no IS NULL",
                     (self._space, after, upto),
                 )
-            yield [
-                Problem(
-                    kind="counter", where=f"event {name!r}", detail=f"{number} does not belong to its commit"
-                )
-                for name, number in stray
-            ] + [
-                Problem(kind="dangling", where=f"event {name!r}", detail="the name of its run is missing")
-                for (name,) in nameless
-            ]
+            yield (
+                [
+                    Problem(
+                        kind="counter",
+                        where=f"event {name!r}",
+                        detail=f"{number} does not belong to its commit",
+                    )
+                    for name, number in stray
+                ]
+                + [
+                    Problem(kind="dangling", where=f"event {name!r}", detail="the name of its run is missing")
+                    for (name,) in nameless
+                ]
+                + [
+                    Problem(kind="corrupt", where=f"event {name!r}", detail="its day is not that of its time")
+                    for name in days
+                ]
+            )
             if len(rows) < PAGE:
                 break
             after = upto
@@ -571,52 +670,59 @@ class _Check:
             yield [Problem(kind="counter", where="space", detail=f"event {last} exceeds the counter, {seq}")]
 
     def _check_refs(self) -> Iterator[list[Problem]]:
-        after = ""
-        while True:
-            with self._database.reading() as session:
-                rows = session.rows(
-                    "SELECT name, version FROM ref WHERE space = ? AND name > ? AND value IS NOT NULL "
-                    "ORDER BY name LIMIT ?",
-                    (self._space, after, PAGE),
-                )
-            self._refs += len(rows)
-            yield [
-                Problem(kind="counter", where=f"ref {name!r}", detail=f"its version is {version}")
-                for name, version in rows
-                if version < 1
-            ]
-            if len(rows) < PAGE:
-                return
-            after = rows[-1][0]
+        for count, problems in self._digests.refs():
+            self._refs += count
+            yield problems
 
     def _check_texts(self) -> Iterator[list[Problem]]:
-        """Check that every text is in the search index."""
+        """Check every text and whether it is in the search index, and that nothing else is."""
+        after = -(1 << 63)
+        while True:
+            with self._database.reading() as session:
+                self._digests.catch_up(session)
+                rows = session.rows(
+                    f"{TEXT_SELECT} AND t.no > ? ORDER BY t.no LIMIT ?", (self._space, after, PAGE)
+                )
+                sql = "SELECT no, collection FROM text WHERE space = ? AND no IN (@)"
+                numbers: dict[int, list[int]] = {}
+                for no, collection in rows_in_chunks(session, sql, (self._space,), [row[0] for row in rows]):
+                    numbers.setdefault(collection, []).append(no)
+                lacking: set[int] = set()
+                for collection, wanted in numbers.items():
+                    lacking |= self._texts.lacking(session, collection, wanted)
+            yield [
+                Problem(kind="derived", where=f"text {row[3]!r}", detail="is not in the index; run reindex")
+                for row in rows
+                if row[0] in lacking
+            ] + [
+                _corrupt(f"text {row[3]!r}", detail)
+                for row in rows
+                if (detail := self._digests.text_problem(row))
+            ]
+            if len(rows) < PAGE:
+                break
+            after = rows[-1][0]
         with self._database.reading() as session:
             collections = session.rows(
-                "SELECT no FROM collection WHERE space = ? ORDER BY no", (self._space,)
+                "SELECT c.name, c.no, count(t.no) FROM collection c "
+                "LEFT JOIN text t ON t.space = c.space AND t.collection = c.no "
+                "WHERE c.space = ? GROUP BY c.name, c.no ORDER BY c.no",
+                (self._space,),
             )
-        for (collection,) in collections:
-            after = ""
-            while True:
-                with self._database.reading() as session:
-                    rows = session.rows(
-                        "SELECT name, no FROM text "
-                        "WHERE space = ? AND collection = ? AND name > ? ORDER BY name LIMIT ?",
-                        (self._space, collection, after, PAGE),
-                    )
-                    lacking = self._texts.lacking(session, collection, [no for _, no in rows])
-                yield [
-                    Problem(kind="derived", where=f"text {name!r}", detail="is not in the index; run reindex")
-                    for name, no in rows
-                    if no in lacking
-                ]
-                if len(rows) < PAGE:
-                    break
-                after = rows[-1][0]
+            sizes = {no: self._texts.size(session, self._space, no) for _, no, _ in collections}
+        yield [
+            Problem(
+                kind="derived",
+                where=f"collection {name!r}",
+                detail=f"has {count} texts, but {sizes[no]} are in its index; run reindex",
+            )
+            for name, no, count in collections
+            if sizes[no] != count
+        ]
 
 
 def _commit_problem(row: Row, seq: int) -> str | None:
-    batch, _, first, last, receipt = row
+    batch, _, first, last, _, receipt = row[:6]
     if not 1 <= first <= last <= seq:
         return f"it has the numbers {first} to {last}, but only {seq} were assigned"
     try:

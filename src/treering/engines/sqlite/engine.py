@@ -524,6 +524,12 @@ class SqliteTextIndex(TextIndex):
         session.run(f"DROP TABLE IF EXISTS fts_{collection}")
         self.create(session, collection, tokens)
 
+    def size(self, session: Session, space: int, collection: int) -> int:
+        """Return how many texts of a collection are in the index."""
+        del space
+        ((count,),) = session.rows(f"SELECT count(*) FROM fts_{collection}_docsize")
+        return count
+
     def optimize(self, session: Session, collections: Sequence[int]) -> None:
         """Merge each index into one segment: only then are the tokens of deleted texts really gone."""
         for collection in collections:
