@@ -188,7 +188,7 @@ def test_a_read_that_stops_at_damage_keeps_no_log_open(location: StoreLocation, 
     edit(location, f"UPDATE {table} SET kind = 9 WHERE frame IS NOT NULL")
     with location.open() as store:
         store.commit(load(LOADS))
-        with pytest.raises(Corrupt, match="9 is not a kind|checksum differs") as caught:
+        with pytest.raises(Corrupt, match=r"9 is not a kind|checksum differs") as caught:
             STOPS[table](store)
         with closing(sqlite3.connect(Path(location.url) / SQLITE_FILE)) as other:
             ((is_busy, _, _),) = other.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -174,7 +174,7 @@ class DigestCheck:
             [(each.tag, each.at, each.count, each.leaf) for each in leaves.appends],
         )
         if leaves.texts:
-            self._texts.add({each: no for each in leaves.texts})
+            self._texts.add(dict.fromkeys(leaves.texts, int(no)))
         versions = unpack_receipt(batch, first, last, at_us, stored).versions
         self._spill.many(
             "INSERT INTO newest VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
