@@ -59,6 +59,19 @@ class TestNames:
 
 
 class TestSaving:
+    def test_files_that_the_thread_saved_stay_with_it(self, store: Store, tmp_path: Path) -> None:
+        (tmp_path / "work").mkdir()
+        (tmp_path / "work" / "a.txt").write_text("kept")
+        saved = store.thread("t").checkpoint(["a"], workspace=tmp_path / "work")
+        assert saved.snapshot is not None
+        conversation = ConversationThread(store, "t")
+        head = conversation.head()
+        assert head is not None
+        conversation.save(head, ["b"], after=head.messages)
+        after = store.thread("t").load()
+        assert after.messages == ["a", "b"]
+        assert after.snapshot == saved.snapshot
+
     def test_messages_can_be_appended_at_any_point(self, store: Store) -> None:
         transcript = ConversationThread(store, "t")
         first = transcript.save(None, ["a", "b", "c"], after=None)

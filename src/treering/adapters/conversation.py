@@ -200,6 +200,7 @@ class ConversationThread:
                 metadata=request.metadata,
                 note=request.note,
                 tags=request.tags,
+                snapshot=parent.snapshot if parent is not None else None,
             ),
             lists=changes,
             state=request.state or {},
