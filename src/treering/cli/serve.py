@@ -89,15 +89,9 @@ def serve(
         treering serve --host 0.0.0.0 --port 8787
         treering serve --grpc-port 4317
     """
-    from treering.api import MissingExtra
-
-    try:
+    with _extra("treering serve", "server"):
         from treering.server.serving import serve as run
         from treering.server.settings import Settings
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in {"starlette", "uvicorn", "anyio"}:
-            raise MissingExtra("treering serve", "server") from error
-        raise
     _refuse_empty_key(api_key)
     opened = place.open()
     try:
@@ -254,16 +248,12 @@ def ui(
         treering ui
         treering ui --port 9000 --no-browser
     """
-    from treering.errors import MissingExtra, NotFound, Unreachable
+    from treering.errors import NotFound, Unreachable
 
-    try:
+    with _extra("treering ui", "server"):
         from treering.server.dashboard import is_built
         from treering.server.serving import serve
         from treering.server.settings import Settings
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in {"starlette", "uvicorn", "anyio"}:
-            raise MissingExtra("treering ui", "server") from error
-        raise
     if not is_built():
         raise NotFound(
             "this installation has no dashboard; reinstall treering without TREERING_NO_DASHBOARD, "
@@ -311,14 +301,10 @@ def proxy_mcp(
     Examples:
         treering proxy -- python bank_server.py
     """
-    from treering.errors import InvalidInput, MissingExtra
+    from treering.errors import InvalidInput
 
-    try:
+    with _extra("treering proxy mcp", "mcp"):
         from treering.mcp.proxy import EffectProxy, upstream_of
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in {"mcp", "mcp_types"}:
-            raise MissingExtra("treering proxy mcp", "mcp") from error
-        raise
     import asyncio
 
     words: dict[str, Any] = {}
@@ -402,16 +388,12 @@ def mcp(
         treering mcp
         treering mcp --http 127.0.0.1:8788
     """
-    from treering.errors import InvalidInput, MissingExtra
+    from treering.errors import InvalidInput
 
     if read_only and allow_destructive:
         raise InvalidInput("--read-only and --allow-destructive are mutually exclusive; omit one of them")
-    try:
+    with _extra("treering mcp", "mcp"):
         from treering.mcp.server import TreeringServer
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in {"mcp", "mcp_types"}:
-            raise MissingExtra("treering mcp", "mcp") from error
-        raise
     if http is not None:
         from treering.mcp.server import check_exposure, parse_address
 
@@ -443,3 +425,16 @@ def mcp(
             on_ready=lambda url: say(f"serving {opened.url} at {url}; stop with Ctrl-C"),
         )
     say("stopped")
+
+
+@contextmanager
+def _extra(what: str, extra: str) -> Generator[None]:
+    """Say which extra to install if one of its modules is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        from treering.errors import MissingExtra
+
+        if (error.name or "").partition(".")[0] == "treering":
+            raise
+        raise MissingExtra(what, extra) from error

@@ -110,6 +110,7 @@ def _parse_cron(value: Any, tz: str, now_us: int) -> Timing:
     if not isinstance(value, str) or len(value.split()) != _CRON_FIELD_COUNT:
         raise InvalidInput(f"cron expression {value!r} does not have five fields: {_CRON_FIELDS}")
     timing = Timing(type="cron", value=" ".join(value.split()), tz=tz, anchor_us=now_us)
+    _cron_sim()  # say which extra is missing, before its error class is needed
     try:
         first_us = timing.next_after(now_us)
     except _cron_error() as error:

@@ -19,11 +19,10 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
-from starlette.requests import HTTPConnection
 
 from treering.approvals.policy import may_answer
 from treering.core.batch import ANY, Draft
@@ -44,6 +43,9 @@ from treering.errors import (
 )
 from treering.maintenance.stats import RESERVED
 from treering.server.settings import Settings, is_loopback
+
+if TYPE_CHECKING:
+    from starlette.requests import HTTPConnection
 
 Scope = Literal["read", "write", "admin"]
 """Each scope includes the ones before it."""

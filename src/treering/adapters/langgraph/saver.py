@@ -21,24 +21,7 @@ from contextlib import suppress
 from random import random
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, cast
 
-from treering.adapters.langchain.tracing import TreeringTracer
-from treering.adapters.langgraph.known_types import ClosedSerializer, KnownTypes, watch_graphs
-from treering.adapters.langgraph.reader import Reader, thread_id_of
-from treering.adapters.langgraph.removal import Removal
-from treering.adapters.langgraph.runs import record_graphs, run_of
-from treering.adapters.langgraph.store import TreeringStore
-from treering.adapters.langgraph.values import ValueCodec
-from treering.adapters.langgraph.writer import ARRIVAL_SECONDS, PutRequest, Writer
-from treering.adapters.shared import Opened, StoreOrUrl, checked_namespace
-from treering.core.clock import SystemClock
 from treering.errors import InvalidInput, MissingExtra, TreeringError
-from treering.graphs.graph import Graphs
-from treering.graphs.step import GraphKey
-from treering.sync_async import Closing, Done
-
-if TYPE_CHECKING:
-    from treering.bridge import Bridge
-    from treering.store import Store
 
 try:
     from langchain_core.runnables import RunnableConfig
@@ -58,6 +41,24 @@ except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] in {"langgraph", "langchain_core", "ormsgpack"}:
         raise MissingExtra("treering.adapters.langgraph", "langgraph") from error
     raise
+
+from treering.adapters.langchain.tracing import TreeringTracer
+from treering.adapters.langgraph.known_types import ClosedSerializer, KnownTypes, watch_graphs
+from treering.adapters.langgraph.reader import Reader, thread_id_of
+from treering.adapters.langgraph.removal import Removal
+from treering.adapters.langgraph.runs import record_graphs, run_of
+from treering.adapters.langgraph.store import TreeringStore
+from treering.adapters.langgraph.values import ValueCodec
+from treering.adapters.langgraph.writer import ARRIVAL_SECONDS, PutRequest, Writer
+from treering.adapters.shared import Opened, StoreOrUrl, checked_namespace
+from treering.core.clock import SystemClock
+from treering.graphs.graph import Graphs
+from treering.graphs.step import GraphKey
+from treering.sync_async import Closing, Done
+
+if TYPE_CHECKING:
+    from treering.bridge import Bridge
+    from treering.store import Store
 
 __all__ = ["TreeringSaver", "TreeringStore"]
 
