@@ -66,7 +66,7 @@ WORKING = [
     "threads", "log t", "show t", "diff t t", "fork t t2", "rewind t 0", "resume t yes", "transcript t",
     "snapshot folder", "snapshots", "restore latest out", "ls latest", "cat latest a.txt",
     "download latest a.txt --to got", "secrets latest", "run -- echo hi", "checkpoints", "output", "runs",
-    "timeline RUN", "replay RUN", "compare RUN OTHER", "search hello", "tail --seconds 0.1", "cost",
+    "timeline RUN", "replay RUN", "rerun RUN -- true", "reruns RUN", "compare RUN OTHER", "search hello", "tail --seconds 0.1", "cost",
     "performance", "growth", "push http://127.0.0.1:9", "pull http://127.0.0.1:9", "verify", "gc", "index",
     "reindex", "copy copied", "stats", "backup saved", "migrate", "worker", "doctor",
     "effects list", "effects show e", "effects resolve e --result 1", "effects retry e", "effects abandon e",
@@ -88,14 +88,21 @@ WORKING = [
 ]  # fmt: skip
 
 MISSING = {
-    "serve": "server", "ui": "server", "mcp": "mcp", "proxy server": "mcp",
-    "serve --grpc-port 0": "server", "memory embed": "embeddings", "import langgraph graph.db": "langgraph",
-    "import langgraph postgresql://127.0.0.1/x": "langgraph",
-    "schedules preview '0 9 * * *'": "schedules", "schedules add hi --cron '0 9 * * *'": "schedules",
-    "cost --currency EUR": "prices", "memory sync markdown": "markdown",
+    "serve": "server",
+    "serve --grpc-port 0": "server",
+    "ui": "server",
+    "mcp": "mcp",
+    "proxy mcp server": "mcp",
+    "proxy models": "proxy",
+    "memory embed": "embeddings",
+    "memory sync markdown": "markdown",
+    "import langgraph graph.db": "langgraph",
+    "schedules preview '0 9 * * *'": "schedules",
+    "schedules add hi --cron '0 9 * * *'": "schedules",
+    "cost --currency EUR": "prices",
     "threads --store postgresql://127.0.0.1/x": "postgres",
     "checkpoints --storage s3://bucket/prefix": "s3",
-}  # fmt: skip
+}
 """What needs an extra, and which."""
 DOCTOR_HINT = "pip install 'treering[adk]' for each one you need"
 
