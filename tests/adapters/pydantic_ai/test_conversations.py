@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.usage import RunUsage
 
+import treering
 from tests.adapters.pydantic_ai.talk import ENGINES, answered, open_store, said, saved, words
 from treering.adapters.pydantic_ai.conversations import TreeringConversationStore
 
@@ -349,3 +351,47 @@ class TestContract:
             assert loaded.messages == done.all_messages()
 
         asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "decision, value, removed",
+    [
+        ("approve", None, ["a"]),
+        ("deny", None, []),
+        ("edit", {"approvals": [{"tool_call_id": "CALL", "args": {"path": "b"}}]}, ["b"]),
+        ("edit", {"approvals": []}, []),
+    ],
+)
+def test_a_run_that_waits_is_answered_from_anywhere(
+    tmp_path: Path, decision: Any, value: Any, removed: list[str]
+) -> None:
+    done: list[str] = []
+    agent = Agent(TestModel(), output_type=[str, DeferredToolRequests])
+
+    @agent.tool_plain(requires_approval=True)
+    def remove(path: str) -> str:
+        done.append(path)
+        return f"removed {path}"
+
+    async def run() -> None:
+        with treering.open(tmp_path / "store") as store:
+            conversations = TreeringConversationStore(store)
+            paused = await agent.run("clean up", conversation=Conversation(conversation_id="c"))
+            await conversations.save(paused)
+            assert await conversations.deferred_tool_results("c") is None
+            pending = store.thread("c").load().pending_interrupt
+            (waiting,) = pending["payload"]["approvals"]
+            answer = json.loads(json.dumps(value).replace("CALL", waiting["tool_call_id"]))
+            store.thread("c").resume(decision, value=answer)
+            results = await conversations.deferred_tool_results("c")
+            assert results is not None
+            result = await agent.run(
+                conversation=await conversations.load("c"), deferred_tool_results=results
+            )
+            await conversations.save(result)
+            assert await conversations.deferred_tool_results("c") is None
+            assert store.thread("c").load().pending_interrupt is None
+            assert store.verify().ok
+
+    asyncio.run(run())
+    assert done == removed

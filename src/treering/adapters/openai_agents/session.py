@@ -42,15 +42,19 @@ try:
         ModelResponse,
         RunContextWrapper,
         RunHooks,
+        RunState,
         SessionSettings,
         Tool,
         TResponseInputItem,
         UserError,
     )
     from agents.memory.session_settings import coerce_session_settings
+    from agents.result import RunResultBase
     from agents.tool_context import ToolContext
     from openai.types.responses import ResponseFunctionToolCall
     from pydantic import BaseModel
+
+    from treering.adapters.openai_agents.approvals import apply_answer, pending_payload, read_answer
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] in {"agents", "openai"}:
         raise MissingExtra("treering.adapters.openai_agents", "openai-agents") from error
@@ -136,6 +140,25 @@ class TreeringSession(Closing):
             limit = self.session_settings.limit
         items = await self._executor.call(self._get, None if limit is None or limit < 0 else limit)
         return cast("list[TResponseInputItem]", items)
+
+    async def wait_for_approval(self, result: RunResultBase) -> bool:
+        """Keep a run that stopped for approval with the thread, as its pending interrupt.
+
+        Return whether it waits. The answer may come from the dashboard, the command line or
+        `Thread.resume`, in any process; `answered` then returns the state to go on with.
+        """
+        payload = pending_payload(result)
+        if payload is not None:
+            await self._executor.call(self._thread.interrupt, payload)
+        return payload is not None
+
+    async def answered(self, agent: Agent[Any]) -> RunState[Any] | None:
+        """Return the state of the run that waited, with the calls approved or rejected as was answered.
+
+        ``None`` if nothing was answered yet. ``await Runner.run(agent, state, session=session)`` goes on.
+        """
+        found = await self._executor.call(read_answer, self._thread)
+        return None if found is None else await apply_answer(agent, *found)
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Append items as one checkpoint; durable when this returns."""

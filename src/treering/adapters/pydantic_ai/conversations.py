@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from treering.adapters.shared import Opened, StoreOrUrl, checked, checked_namespace, json_text
 from treering.adapters.tool_effects import (
@@ -40,9 +40,16 @@ try:
     )
     from pydantic_ai.messages import ModelMessage, ToolCallPart
     from pydantic_ai.run import AgentRunResult
-    from pydantic_ai.tools import DeferredToolRequests, RunContext, ToolDefinition
+    from pydantic_ai.tools import (
+        DeferredToolRequests,
+        DeferredToolResults,
+        RunContext,
+        ToolApproved,
+        ToolDefinition,
+        ToolDenied,
+    )
     from pydantic_ai.usage import RunUsage
-    from pydantic_core import to_jsonable_python
+    from pydantic_core import from_json, to_jsonable_python
 
     from treering.adapters.pydantic_ai.records import EntryNotFound, Records, dump_messages, load_messages
 except ModuleNotFoundError as error:
@@ -137,6 +144,19 @@ class TreeringConversationStore(ConversationStore):
         given["deferred_tool_requests"] = deferred_tool_requests
         return await self._call(self._records.extend, conversation_id, messages, expected_revision, given)
 
+    async def deferred_tool_results(self, conversation_id: str) -> DeferredToolResults | None:
+        """Return the answer to the tool calls that a conversation waits with, to continue it with.
+
+        It comes from the dashboard, the command line or `Thread.resume`, in any process: ``approve`` makes
+        all calls, ``deny`` none, and ``edit`` those that its value lists, with the arguments that it has.
+        ``None`` if nothing was answered yet.
+        """
+        record = await self.read_record(conversation_id)
+        answer = await self._call(self._records.answer, conversation_id)
+        if record is None or record.deferred_tool_requests is None or answer is None:
+            return None
+        return _results(record.deferred_tool_requests, answer)
+
     async def close(self) -> None:
         """Close the store, if it was opened here; a store that was passed in stays open."""
         await self._opened.aclose()
@@ -151,6 +171,31 @@ class TreeringConversationStore(ConversationStore):
 
     async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._opened.bridge.call(function, *args, **kwargs)
+
+
+def _results(requests: DeferredToolRequests, answer: Mapping[str, Any]) -> DeferredToolResults:
+    if answer["decision"] == "approve":
+        return requests.build_results(approve_all=True)
+    kept: dict[str, dict[str, Any]] = {}
+    if answer["decision"] == "edit":
+        given: Any = answer["payload"]
+        calls: Any = cast("dict[str, Any]", given).get("approvals") if isinstance(given, dict) else None
+        if not isinstance(calls, list):
+            raise InvalidInput(
+                'an edited answer lists the calls to make: {"approvals": [{"tool_call_id": "...", '
+                '"args": {...}}]}; calls that it leaves out are denied'
+            )
+        for each in cast("list[dict[str, Any]]", calls):
+            args: Any = each.get("args") or {}
+            kept[each["tool_call_id"]] = from_json(args) if isinstance(args, str) else args
+    return requests.build_results(
+        approvals={
+            each.tool_call_id: ToolApproved(override_args=kept[each.tool_call_id])
+            if each.tool_call_id in kept
+            else ToolDenied()
+            for each in requests.approvals
+        }
+    )
 
 
 class TreeringCheckpoints(AbstractCapability[Any]):

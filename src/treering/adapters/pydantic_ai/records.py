@@ -69,6 +69,11 @@ class Records:
         current = self._read_conversation(conversation_id)
         return current.record if current.has_id(conversation_id) else None
 
+    def answer(self, conversation_id: str) -> Mapping[str, Any] | None:
+        """Return the answer to what the conversation waited for, if its newest checkpoint is one."""
+        head = self._thread(conversation_id).head()
+        return None if head is None else head.checkpoint.metadata.get("resumed")
+
     def loaded(self, conversation_id: str) -> None:
         """Run the load hooks."""
         if self._store.hooks.has("post_checkpoint_load"):
