@@ -45,6 +45,47 @@ def test_a_session_is_the_same_on_every_engine(store, tool):
 
 
 @pytest.mark.parametrize("tool", IMPORTS)
+def test_threads_and_runs_are_listed_by_the_time_of_what_they_hold(store, tool):
+    function, source, thread = IMPORTS[tool]
+    store.thread("mine").append("written today")
+    with store.run("me", thread="mine"):
+        pass
+    store.flush()
+    function(source, store)
+    (mine, imported) = store.threads()
+    assert (mine.id, imported.id) == ("mine", thread)
+    runs = store.runs.page().runs
+    assert runs[0].agent == "me"  # the newest
+    assert imported.updated_at_us == runs[1].started_at_us == max(run.started_at_us for run in runs[1:])
+    assert imported.created_at_us == min(run.started_at_us for run in runs)
+    assert [each.id for each in store.thread_page(first=1).threads] == ["mine"]
+    store.thread(thread).append({"role": "user", "content": "and on"})
+    assert next(iter(store.threads())).id == thread  # continued here, so changed now
+
+
+@pytest.mark.parametrize("tool", IMPORTS)
+def test_a_tool_call_stands_after_the_message_that_made_it(store, tool):
+    function, source, _ = IMPORTS[tool]
+    function(source, store)
+    calls = 0
+    for run in store.runs.each():
+        asked: set[str] = set()
+        for event in store.timeline.of_run(run.id).events:
+            if event.type == "message" and event.body is not None:
+                (content,) = store.timeline.content(event.body)
+                asked |= {str(block.get("call_id") or block.get("id")) for block in _blocks(content)}
+            if event.type == "tool.call":
+                calls += 1
+                assert event.ref["tool_call_id"].rpartition("/")[2] in asked
+    assert calls >= 2
+
+
+def _blocks(content) -> list[dict]:
+    blocks = content.get("content") if isinstance(content, dict) else content
+    return [each for each in blocks if isinstance(each, dict)] if isinstance(blocks, list) else []
+
+
+@pytest.mark.parametrize("tool", IMPORTS)
 def test_an_import_that_was_cut_off_after_any_commit_is_finished_by_the_next(tool, monkeypatch):
     monkeypatch.setattr(recording, "_WRITES_PER_COMMIT", 7)
     function, source, thread = IMPORTS[tool]

@@ -270,11 +270,12 @@ class CodexSession(SessionReader):
         self._rows[item.id] = open_run.response.id
         self._waiting.add(open_run.response.id)
         if kind in CALLS:
+            ts_us = max(item.ts_us, open_run.response.ts_us + 1)  # after the message that made it
             open_run.recorder.open(
-                self._call_id(payload), tool_name(payload), input=input_of(payload), ts_us=item.ts_us
+                self._call_id(payload), tool_name(payload), input=input_of(payload), ts_us=ts_us
             )
             if kind == "web_search_call":
-                open_run.recorder.close(self._call_id(payload), ts_us=item.ts_us)
+                open_run.recorder.close(self._call_id(payload), ts_us=ts_us)
         return True
 
     def _read_input(self, item: RolloutItem) -> bool:

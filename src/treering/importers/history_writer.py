@@ -353,18 +353,23 @@ class HistoryWriter:
         )
 
     def set_head(self, head: ImportedHead) -> None:
-        """Move the head of a thread to its newest checkpoint, after writing what is buffered."""
+        """Move the head of a thread to its newest checkpoint, after writing what is buffered.
+
+        The thread is listed by the time of that checkpoint, not of the import.
+        """
         self.finish()
         if not self.head_moves(head):
             return
         ref = self._ref(head)
         first_us = head.first_us if ref is None else min(head.first_us, read_head(ref).first_us)
         draft = Draft(self._space)
+        checkpoint = self._checkpoint(head.checkpoint)
         self._writer.put_head(
             draft,
-            self._checkpoint(head.checkpoint),
+            checkpoint,
             expect=ABSENT if ref is None else ref.version,
             first_us=first_us,
+            updated_us=checkpoint.created_at_us,
         )
         self._engine.commit(draft.batch())
 

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from treering.api import redacted
+from treering.core.batch import Draft
 from treering.core.clock import SystemClock
 from treering.errors import Corrupt, InvalidInput, MissingExtra, NotFound, Unreachable
 from treering.graphs.graph import Graphs
 from treering.graphs.step import GraphKey, writes_key
 from treering.importers.lines import BadLines, refuse_bad
 from treering.importers.registry import FileReport, ImportReport
+from treering.threads.writer import CheckpointWriter
 
 if TYPE_CHECKING:
     from treering.adapters.langgraph.values import ValueCodec
@@ -310,7 +312,7 @@ def import_langgraph(
     reader = open_source(source, codec)
     try:
         writer = Writer(store, graphs, Reader(store, graphs), SystemClock())
-        work = _Import(reader, writer, graphs, codec, on_progress, dry_run=dry_run)
+        work = _Import(reader, writer, graphs, codec, on_progress, store=store, dry_run=dry_run)
         return work.run(str(source))
     finally:
         reader.close()
@@ -325,8 +327,10 @@ class _Import:
         codec: ValueCodec,
         on_progress: Progress | None,
         *,
+        store: Store,
         dry_run: bool,
     ) -> None:
+        self._store = store
         self._source = source
         self._writer = writer
         self._graphs = graphs
@@ -394,7 +398,25 @@ class _Import:
         for graph_id in writes.keys() - {row.id for row in rows}:
             self._import_writes(key, writes[graph_id])
         if not self._dry_run:
+            if not subgraph and len(stored) < len(rows):
+                self._date_thread(key)
             self._verify(key, subgraph, rows, writes)
+
+    def _date_thread(self, key: GraphKey) -> None:
+        """List the thread by the time of its newest checkpoint, not of the import."""
+        head = self._graphs.head(key)
+        if head is None:
+            return
+        checkpoint = head.step.checkpoint
+        draft = Draft(self._store.space)
+        CheckpointWriter(self._store.engine, self._store.space).put_head(
+            draft,
+            checkpoint,
+            expect=head.version,
+            first_us=head.first_us,
+            updated_us=checkpoint.created_at_us,
+        )
+        self._store.commit(draft)
 
     def _import_writes(self, key: GraphKey, writes: list[Write]) -> None:
         if not writes:

@@ -64,7 +64,7 @@ class ThreadInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def updated_at(self) -> str:
-        """When its head last moved, ISO 8601 with offset."""
+        """When its head last moved, or an imported thread last changed; ISO 8601 with offset."""
         return to_iso(self.updated_at_us)
 
 
@@ -206,7 +206,7 @@ def _info(ref: Ref) -> ThreadInfo:
         head=value.checkpoint,
         step=value.step,
         created_at_us=value.first_us,
-        updated_at_us=ref.changed_at_us,
+        updated_at_us=ref.changed_at_us if value.updated_us is None else value.updated_us,
     )
 
 

@@ -102,16 +102,20 @@ class HeadValue(msgspec.Struct, frozen=True, omit_defaults=True):
     step: int
     thread: str
     namespace: str = ""
+    updated_us: int | None = None
+    """When an imported thread was last changed; ``None``: when the head moved."""
 
 
 _encode_head: Final = msgspec.json.Encoder().encode
 _decode_head: Final = msgspec.json.Decoder(HeadValue).decode
 
 
-def encode_head(checkpoint: CheckpointRecord, first_us: int) -> bytes:
+def encode_head(checkpoint: CheckpointRecord, first_us: int, updated_us: int | None = None) -> bytes:
     """Return what the head of a thread holds when it is at this checkpoint."""
     return _encode_head(
-        HeadValue(checkpoint.id, first_us, checkpoint.step, checkpoint.thread, checkpoint.namespace)
+        HeadValue(
+            checkpoint.id, first_us, checkpoint.step, checkpoint.thread, checkpoint.namespace, updated_us
+        )
     )
 
 
@@ -125,10 +129,11 @@ def read_head(ref: Ref) -> HeadValue:
         ) from None
 
 
-def head_listing(checkpoint: CheckpointRecord) -> Listing:
+def head_listing(checkpoint: CheckpointRecord, updated_us: int | None = None) -> Listing:
     """Return where the head of a thread is listed when it is at this checkpoint."""
     is_waiting = checkpoint.pending_interrupt is not None
-    return Listing(list=THREADS, namespace=checkpoint.namespace, status=WAITING if is_waiting else None)
+    status = WAITING if is_waiting else None
+    return Listing(list=THREADS, namespace=checkpoint.namespace, at_us=updated_us, status=status)
 
 
 class HeadState(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,14 +280,25 @@ class CheckpointWriter:
         count = valid_compactions(read_list(self._engine, self._space, made), kept)
         return {**lists, COMPACTIONS: ListPrefix(made.list, count)}
 
-    def put_head(self, draft: Draft, record: CheckpointRecord, *, expect: Expect, first_us: int) -> None:
-        """Add a move of the head of a checkpoint's thread to a batch."""
+    def put_head(
+        self,
+        draft: Draft,
+        record: CheckpointRecord,
+        *,
+        expect: Expect,
+        first_us: int,
+        updated_us: int | None = None,
+    ) -> None:
+        """Add a move of the head of a checkpoint's thread to a batch.
+
+        The thread is listed as changed at ``updated_us``, if not now.
+        """
         draft.set_ref(
             head_ref(record.thread, record.namespace),
-            encode_head(record, first_us),
+            encode_head(record, first_us, updated_us),
             scope=thread_scope(record.thread, record.namespace),
             expect=expect,
-            listing=head_listing(record),
+            listing=head_listing(record, updated_us),
         )
 
     def _move(

@@ -114,6 +114,9 @@ def test_a_sqlite_saver_comes_over_whole(sqlite_source, tmp_path):
         assert [file.new for file in report.files] == found == [file.new for file in dry.files]
         assert found[0] == sum(1 for _ in theirs.list(None))
         assert result[-1] == (found[0], found[0])
+        for info in store.threads():  # listed by the time of what it holds
+            newest = store.thread(info.id).load()
+            assert info.updated_at_us == newest.record.created_at_us
         again = import_langgraph(path, store)
         assert (again.new, [file.known for file in again.files]) == (0, found)
         assert talking(ours).get_state(config("alice")) == talking(theirs).get_state(config("alice"))
