@@ -25,8 +25,10 @@ try:
         ListSessionsResponse,
     )
     from google.adk.sessions.session import Session
+    from google.genai import types
 
     from treering.adapters.adk.artifacts import TreeringArtifactService
+    from treering.adapters.adk.confirmations import answer_of
     from treering.adapters.adk.memory import TreeringMemoryService
     from treering.adapters.adk.sessions import CachedSession, SessionName, Sessions
 except ModuleNotFoundError as error:
@@ -52,9 +54,9 @@ class TreeringSessionService(BaseSessionService):
     """
 
     def __init__(self, store: StoreOrUrl | None = None, *, namespace: str = "") -> None:
-        space = checked_namespace(namespace)
+        self._space = checked_namespace(namespace)
         self._opened = Opened(store)
-        self._sessions = Sessions(self._opened.store, space)
+        self._sessions = Sessions(self._opened.store, self._space)
         self._cached_sessions: OrderedDict[str, tuple[CachedSession, SerialExecutor]] = OrderedDict()
 
     async def create_session(
@@ -111,6 +113,16 @@ class TreeringSessionService(BaseSessionService):
         except Vetoed:
             commit()
         return event
+
+    async def confirmation(self, *, app_name: str, user_id: str, session_id: str) -> types.Content | None:
+        """Return the answer to the tool calls that a session waits to have confirmed, as the next message.
+
+        It comes from the dashboard, the command line or `Thread.resume`, in any process; ``None`` if nothing
+        was answered yet. ``runner.run_async(..., new_message=answer)`` goes on.
+        """
+        name = _session_name(app_name, user_id, _session_id(session_id).strip())
+        thread = self._opened.store.thread(name.thread_id, self._space)
+        return await self._opened.bridge.call(answer_of, thread)
 
     async def close(self) -> None:
         """Close the store, if it was opened here; a store that was passed in stays open."""

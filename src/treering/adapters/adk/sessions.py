@@ -21,6 +21,7 @@ from google.adk.sessions.session import Session
 from google.adk.sessions.state import State
 from pydantic_core import to_jsonable_python
 
+from treering.adapters.adk.confirmations import pending_after
 from treering.adapters.conversation import ConversationThread, escape_part, read_heads, retry_if_removed
 from treering.adapters.shared import json_for_models
 from treering.core.batch import ABSENT, Draft, Expect
@@ -189,6 +190,7 @@ class Sessions:
             [plain],
             after=head.messages,
             state=state,
+            pending_interrupt=pending_after(event, head.checkpoint),
             metadata_for=lambda _: _metadata(name, event.timestamp) | {"event": event.id},
             add_to_batch=None if shared is None else lambda draft: shared.change(draft, parts),
         )
