@@ -22,7 +22,10 @@ import shutil
 import signal
 import stat
 import subprocess
+import tempfile
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +89,19 @@ def _planted(server: PostgresServer) -> str:
         schema.ensure_schema(connection, "postgresql", location=url, store_id="")
         connection.execute("DELETE FROM meta WHERE key = 'store_id'")
     return url.rpartition("/")[2]
+
+
+@contextmanager
+def own_cluster() -> Iterator[PostgresServer]:
+    """A cluster for one test, which may change its settings or kill it."""
+    with tempfile.TemporaryDirectory(prefix="treering-postgres-") as folder:
+        Path(folder).chmod(0o711)  # the server runs as another user
+        started = start(Path(folder))
+        try:
+            yield PostgresServer(**started.address)
+        finally:
+            started.process.send_signal(started.stop)
+            started.process.wait()
 
 
 def start(folder: Path) -> Started:

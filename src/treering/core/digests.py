@@ -224,18 +224,32 @@ def checksum(*parts: Any) -> int:
     return crc32(_encode(parts))
 
 
+MODULUS: Final = 4_294_967_291
+"""The largest prime below 2^32."""
+SEQ_WEIGHT: Final = 7
+
+
+def numbered(row: int, *, seq: int, at_us: int = 0) -> int:
+    """Return the checksum of a row together with the numbers that its commit got.
+
+    They are added, and not hashed with the rest, so that a database which assigns numbers while it writes can
+    bring the checksum in line with them.
+    """
+    return (row + SEQ_WEIGHT * seq + at_us) % MODULUS
+
+
 def event_checksum(
     event: Event, form: bytes, salt: bytes, *, seq: int, batch: str, committed_at_us: int
 ) -> int:
     """Return the checksums of an event as one number: of what a brief read returns, and of everything."""
     first = brief_checksum(seq, event.id, event.kind, event.ts_us, event.scope, event.data)
-    place = f"{seq} {committed_at_us} ".encode() + batch.encode()
-    return joined(first, crc32(place, crc32(salt, crc32(form))))
+    row = crc32(batch.encode(), crc32(salt, crc32(form)))
+    return joined(first, numbered(row, seq=seq, at_us=committed_at_us))
 
 
 def brief_checksum(seq: int, event_id: str, kind: str, ts_us: int, scope: str, data: bytes | None) -> int:
     """Return the checksum of the part of an event that a brief read returns."""
-    return crc32(data or b"", checksum(seq, ts_us, event_id, kind, scope, data is None))
+    return numbered(crc32(data or b"", checksum(ts_us, event_id, kind, scope, data is None)), seq=seq)
 
 
 def joined(first: int, second: int) -> int:
@@ -247,3 +261,8 @@ def joined(first: int, second: int) -> int:
 def first_of(both: int) -> int:
     """Return the first of two joined checksums."""
     return both >> 32 & 0xFFFFFFFF
+
+
+def second_of(both: int) -> int:
+    """Return the second of two joined checksums."""
+    return both & 0xFFFFFFFF

@@ -4,8 +4,10 @@ An engine takes batches, returns content, lists, refs and journal rows, and main
 of agents. What not every engine supports is declared in `Caps`; calling an unsupported method raises
 `Unsupported`. `treering.testing.engine_suite` tests the behaviour of every method.
 
-**Invariant:** reads see every commit acknowledged before they began, by any process. No method keeps a read
-transaction open after it returns: iterators read page by page.
+**Invariant:** reads see every commit acknowledged before they began, by any process. Commits become visible
+in the order of their sequence numbers, which have no gaps, and a receipt has its numbers for good. A read may
+also see a commit that is about to be acknowledged; `wait`, and `scan` in the order of commits, return only
+what is durable. No method keeps a read transaction open after it returns: iterators read page by page.
 """
 
 from __future__ import annotations
@@ -139,7 +141,10 @@ class Engine(Protocol):
         ...
 
     def wait(self, space: str, after_seq: int, *, seconds: float) -> int:
-        """Wait until the space's last sequence number exceeds ``after_seq``, or time is up; return it."""
+        """Wait until the space's last sequence number exceeds ``after_seq``, or time is up; return it.
+
+        Everything up to it is durable, and will not change: a follower goes on from there.
+        """
         ...
 
     def sums(self, space: str, query: SumQuery) -> list[Sum]:

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from treering.core.batch import Draft
     from treering.core.clock import Clock
     from treering.core.engine import Engine
+    from treering.core.records import Ref
     from treering.threads.hooks import SaveRequest
     from treering.workspaces.snapshot import StagedSnapshot
 
@@ -104,6 +105,7 @@ class Head:
         self._writer = CheckpointWriter(engine, space)
         self._lock = RLock()
         self._is_known = False
+        self._moved_to: Ref | None = None
         self._state: HeadState | None = None
         self._moved_us = 0
         self._channels: dict[str, Channel] = {}
@@ -121,18 +123,25 @@ class Head:
     def see(self) -> CheckpointRecord | None:
         """Look where the head is now: one small read, and the checkpoint only if the head moved."""
         with self._lock:
-            ref = self._engine.refs(self._space, [self.ref]).get(self.ref)
-            if ref is None:
-                self.forget()
-            elif self._state is None or ref.version != self._state.version:
-                value = read_head(ref)
-                self._state = HeadState(
-                    checkpoint=self._stored(value.checkpoint), version=ref.version, first_us=value.first_us
-                )
-                self._channels = {}
-            self._moved_us = 0 if ref is None else ref.changed_at_us
-            self._is_known = True
-            return self.checkpoint
+            return self._see(self._ref())
+
+    def see_moved(self) -> CheckpointRecord | None:
+        """Go on from where the head was found when `save` last raised `ThreadMoved`."""
+        with self._lock:
+            return self._see(self._moved_to)
+
+    def _see(self, ref: Ref | None) -> CheckpointRecord | None:
+        if ref is None:
+            self.forget()
+        elif self._state is None or ref.version != self._state.version:
+            value = read_head(ref)
+            self._state = HeadState(
+                checkpoint=self._stored(value.checkpoint), version=ref.version, first_us=value.first_us
+            )
+            self._channels = {}
+        self._moved_us = 0 if ref is None else ref.changed_at_us
+        self._is_known = True
+        return self.checkpoint
 
     def peek(self) -> CheckpointRecord | None:
         """Look where the head is now; the next save still builds on what was seen before."""
@@ -410,8 +419,11 @@ class Head:
             raise self._moved() from None
         return target
 
+    def _ref(self) -> Ref | None:
+        return self._engine.refs(self._space, [self.ref]).get(self.ref)
+
     def _moved(self) -> ThreadMoved:
-        ref = self._engine.refs(self._space, [self.ref]).get(self.ref)
+        ref = self._moved_to = self._ref()
         actual = read_head(ref).checkpoint if ref is not None else None
         return ThreadMoved(self._thread_id, self.checkpoint.id if self.checkpoint else None, actual)
 

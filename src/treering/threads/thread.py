@@ -719,7 +719,7 @@ class Thread:
                 if on_conflict == "fork":
                     fork = self._fork_off()
                     return fork._save(request, lists, appended, step, "raise", snapshot, effects)  # noqa: SLF001
-                self._head.see()
+                self._head.see_moved()
         checkpoint = self._checkpoint(record)
         self._hooks.after_save(self._event(checkpoint))
         return checkpoint

@@ -17,7 +17,7 @@ from treering.core.query import Erasure, EventQuery
 from treering.engines.postgres import open_postgres
 from treering.engines.postgres.engine import Announcer
 from treering.engines.postgres.errors import ConnectionLost
-from treering.engines.postgres.pipeline import PendingResult, Pipeline
+from treering.engines.postgres.pipeline import FLUSH, PendingResult, Pipeline
 from treering.engines.sql.commit import decide as decide_module
 from treering.engines.sql.gc.mark import Mark
 from treering.errors import ListMoved, MissingObjects, NotFound, RefMoved, TreeringError
@@ -116,37 +116,36 @@ def test_links_to_content_of_earlier_commits_cost_no_query(mine, theirs, exchang
         mine.commit(linking())
 
 
-def test_reserved_numbers_are_renewed(mine, exchanges, monkeypatch):
-    monkeypatch.setattr("treering.engines.sql.commit.decide.RESERVED_NUMBERS", 4)
-    mine.commit(step(0))
-    assert [counted(mine, exchanges, step(at)) for at in range(1, 12)] == [1, 1, 1, 1, 2, 1, 1, 1, 1, 2, 1]
-
-
-def test_a_commit_of_another_writer_costs_one_more_round_trip(mine, theirs, exchanges):
+def test_a_commit_of_another_writer_to_something_else_costs_nothing(mine, theirs, exchanges):
     mine.commit(step(0))
     mine.commit(step(1))
     theirs.commit(batches.set_ref(SPACE, "other"))
-    assert counted(mine, exchanges, step(2)) == 1 + 2  # the first finds the cache stale
+    assert counted(mine, exchanges, step(2)) == 1
     assert mine.refs(SPACE, ["head"])["head"].version == 3
 
 
-def test_alternating_writers_do_not_use_the_cache(mine, theirs, exchanges):
+def test_writers_of_one_head_read_it_and_write_without_holding_the_lock_in_between(mine, theirs, exchanges):
     for at in range(10):
         (mine, theirs)[at % 2].commit(step(at))
     exchanges.clear()
     for at in range(10, 20):
         (mine, theirs)[at % 2].commit(step(at))
-    assert len(exchanges) == 20
+    assert len(exchanges) == 10  # reading is not counted
+    assert not any("FOR UPDATE" in sql for statements in exchanges for sql in statements)
 
 
-def test_a_writer_that_is_alone_again_uses_the_cache_again(mine, theirs, exchanges):
+def test_the_lock_is_released_before_the_flush_while_there_are_other_writers(mine, theirs, exchanges):
     mine.commit(step(0))
-    theirs.commit(step(1))
-    mine.commit(step(2))
-    asked = [counted(mine, exchanges, step(at)) for at in range(3, 3 + decide_module.DOUBTED_COMMITS)]
-    assert asked == [2] * decide_module.DOUBTED_COMMITS
-    mine.commit(step(11))  # reserves numbers again
-    assert counted(mine, exchanges, step(12)) == 1
+    mine.commit(step(1))
+    assert counted(mine, exchanges, step(2)) == 1
+    assert FLUSH not in exchanges[0]
+    theirs.commit(batches.set_ref(SPACE, "other"))
+    mine.commit(step(3))  # notices the other one
+    for at in range(4, 4 + decide_module.EXPECT_OTHERS):
+        assert counted(mine, exchanges, step(at)) == 1
+        assert exchanges[0][-2:] == ["COMMIT", FLUSH]
+    assert counted(mine, exchanges, step(4 + decide_module.EXPECT_OTHERS)) == 1
+    assert FLUSH not in exchanges[0]
 
 
 def test_a_rejection_is_never_taken_from_the_cache(mine, theirs):
@@ -176,7 +175,6 @@ def test_a_repeated_event_is_not_counted_again(mine):
 
 
 def test_commit_times_increase_across_processes(mine, theirs, monkeypatch):
-    monkeypatch.setattr(decide_module, "DOUBTED_COMMITS", 0)
     monkeypatch.setattr(mine._postgres, "now_us", lambda: 1000)
     monkeypatch.setattr(theirs._postgres, "now_us", lambda: 2000)
     times = [
@@ -302,7 +300,6 @@ def test_a_forked_child_and_its_parent_use_different_numbers(mine):
 
 
 def test_commits_after_the_start_of_a_mark_have_higher_numbers(mine):
-    """Numbers are unique in the database and reserved per space, so spaces may overtake each other."""
     mine.commit(step(0))
     mine.commit(step(1))
     mine.commit(step(0, space="other"))
@@ -334,8 +331,7 @@ class AlternatingEngines:
 
 
 @pytest.mark.timeout(600)  # shrinking a failure takes long
-def test_random_histories_of_alternating_engines(postgres_url, monkeypatch):
-    monkeypatch.setattr(decide_module, "DOUBTED_COMMITS", 0)
+def test_random_histories_of_alternating_engines(postgres_url):
     seeds = iter(range(1_000_000))
     run_state_machine_as_test(
         engine_machine(lambda: AlternatingEngines(postgres_url, next(seeds)), max_examples=12)

@@ -26,6 +26,9 @@ def test_an_insert_takes_many_rows():
     sql = "INSERT INTO t (a, b) VALUES (?, ?)"
     assert for_rows(sql, 2, distinct=False) == f"{sql}, (?, ?)"
     once = " ON CONFLICT (a) DO NOTHING"
+    assert for_rows("INSERT INTO t (a) VALUES ((? + 1) % 2)", 2, distinct=True) == (
+        "INSERT INTO t (a) VALUES ((? + 1) % 2), ((? + 1) % 2)"
+    )
     assert for_rows(sql + once, 2, distinct=False) == f"{sql}, (?, ?){once}"
 
 
@@ -38,7 +41,7 @@ def test_an_upsert_takes_distinct_rows_only():
 
 @pytest.mark.parametrize(
     "sql",
-    ["UPDATE t SET a = ? WHERE b = ?", "INSERT INTO t (a) SELECT ?", "INSERT INTO t (a) VALUES (? + 1)"],
+    ["UPDATE t SET a = ? WHERE b = ?", "INSERT INTO t (a) SELECT ?"],
 )
 def test_other_statements_do_not_take_many_rows(sql):
     assert for_rows(sql, 2, distinct=True) is None

@@ -1,16 +1,17 @@
 """Transactions on a PostgreSQL database: many that read, and one at a time that writes to a space.
 
-**Writes** run at READ COMMITTED and lock the row of their space before anything else (``FOR UPDATE``). That
-row is the mutex of the space: a transaction that gets the lock has waited for the previous one to end, and
-every statement after that sees what it committed. So sequence numbers, which are counted in that row, become
-visible in order, and followers miss nothing. Since every write takes this one lock first and touches only
-rows of its space, writers cannot deadlock.
+**Writes** run at READ COMMITTED and lock the row of their space before anything else. That row is the mutex
+of the space: a transaction that gets the lock has waited for the previous one to end, and every statement
+after that sees what it committed. So sequence numbers, which are counted in that row, become visible in
+order, and followers miss nothing. Since every write takes this one lock first and touches only rows of its
+space, writers cannot deadlock. Where there are other writers, a transaction releases the lock before it is
+durable, and another one behind it waits for that (see docs/decisions/0020-order-of-commits-on-postgresql.md).
 
 **Reads** run at REPEATABLE READ, READ ONLY, so that several queries see one moment. Their ``COMMIT`` is sent
 but not waited for; the next user of the connection receives its result. A single query needs neither.
 
-**Durability** is the server's: nothing is acknowledged before its COMMIT is, and what that guarantees depends
-on ``fsync`` and ``synchronous_commit``, which are left as they are.
+**Durability** is the server's: nothing is acknowledged before a commit at the server's own
+``synchronous_commit`` has followed it, and what that guarantees depends on ``fsync`` and that setting.
 
 A connection that died while it was idle is noticed at the first round trip of a transaction. Nothing has been
 decided by then, so the same statements go out again over a new connection. Later, a lost connection is an
@@ -79,8 +80,16 @@ _SETTINGS: Final = (
     "set_config('idle_in_transaction_session_timeout', %s, false), "
     "set_config('default_transaction_isolation', 'read committed', false)"
 )
-_BEGIN_READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-_LOCK_SPACE: Final = "SELECT seq, committed_at_us, scopes_dropped FROM space WHERE no = ? FOR UPDATE"
+_BEGIN_SNAPSHOT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ"
+_BEGIN_READ: Final = f"{_BEGIN_SNAPSHOT} READ ONLY"
+_COUNTERS: Final = "SELECT seq, committed_at_us, scopes_dropped FROM space WHERE no = ?"
+_LOCK_SPACE: Final = f"{_COUNTERS} FOR UPDATE"
+_RELAX: Final = "SELECT set_config('synchronous_commit', 'off', true)"
+_FLUSH_IF_NEEDED: Final = (
+    "SELECT CASE WHEN pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn() "
+    "OR current_setting('synchronous_standby_names') <> '' "
+    "THEN pg_logical_emit_message(true, 'treering', '') END"
+)
 _SERVER_TIME: Final = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _VACUUM: Final = "VACUUM body, item, object, event, ref, list, commits, text, fts, rollup, run, scope"
 _MAX_QUEUED: Final = 2000
@@ -135,7 +144,11 @@ class PostgresDatabase:
 
     def reading(self) -> AbstractContextManager[PostgresSession]:
         """A short read transaction."""
-        return _ReadTransaction(self, self._pool)
+        return _ReadTransaction(self, self._pool, _BEGIN_READ, PostgresSession)
+
+    def snapshot(self) -> AbstractContextManager[PostgresSession]:
+        """A transaction that sees one moment and writes nothing, but may take numbers from sequences."""
+        return _ReadTransaction(self, self._pool, _BEGIN_SNAPSHOT, SnapshotSession)
 
     def single_query(self) -> AbstractContextManager[PostgresSession]:
         """A session for one query, which sees one moment without a transaction."""
@@ -151,6 +164,11 @@ class PostgresDatabase:
         Commits stay on the connection that has prepared their statements.
         """
         return _WriteTransaction(self, self._hint_pool, None)
+
+    def flush(self) -> None:
+        """Wait until everything that was committed so far is durable."""
+        with self.single_query() as session:
+            session.rows(_FLUSH_IF_NEEDED)
 
     def reclaim_space(self, *, secure: bool) -> None:
         """When ``secure``, let the server remove dead rows now; otherwise autovacuum does in time.
@@ -229,15 +247,19 @@ class PostgresDatabase:
 
 
 class _ReadTransaction:
-    __slots__ = ("_database", "_pool", "_session")
+    __slots__ = ("_begin", "_database", "_make", "_pool", "_session")
 
-    def __init__(self, database: PostgresDatabase, pool: Pool) -> None:
+    def __init__(
+        self, database: PostgresDatabase, pool: Pool, begin: str, make: type[PostgresSession]
+    ) -> None:
         self._database = database
         self._pool = pool
+        self._begin = begin
+        self._make = make
 
     def __enter__(self) -> PostgresSession:
-        self._session = PostgresSession(self._database.dictionary, self._pool)
-        self._session.execute(_BEGIN_READ)
+        self._session = self._make(self._database.dictionary, self._pool)
+        self._session.execute(self._begin)
         return self._session
 
     def __exit__(
@@ -301,7 +323,7 @@ class _WriteTransaction:
     ) -> None:
         if error is None:
             try:
-                self._session.pipeline.commit()
+                self._session.pipeline.commit(flush=self._session.is_relaxed)
             except BaseException as failure:
                 self._leave(failure)
                 raise
@@ -329,13 +351,15 @@ class PostgresSession:
     died while it was idle is noticed then; as long as no result was seen, the same statements go out again.
     """
 
-    __slots__ = ("_has_results", "_pool", "dictionary", "pipeline")
+    __slots__ = ("_has_results", "_pool", "dictionary", "is_relaxed", "pipeline")
 
     def __init__(self, dictionary: Dictionary, pool: Pool) -> None:
         self.dictionary = dictionary
         self.pipeline = pool.acquire()
         self._pool = pool
         self._has_results = False
+        self.is_relaxed = False
+        """Whether this transaction releases its locks before it is durable; its end waits for that."""
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Return all rows of a query, or of a statement with RETURNING."""
@@ -384,6 +408,8 @@ class PostgresSession:
 
     def lock(self, space: int, batches: Sequence[str] = ()) -> tuple[Iterable[Row], Iterable[Row]]:
         """Lock the row of a space; return its counters, and the rows of batches that are committed."""
+        self.pipeline.query(_RELAX)
+        self.is_relaxed = True
         counters = _PendingRows(self, self.pipeline.query(_LOCK_SPACE, (space,)))
         return counters, query_in_chunks(self, RECEIPTS, (space,), batches) if batches else ()
 
@@ -414,6 +440,17 @@ class PostgresSession:
             pending.append(query(multi_row, [value for row in chunk for value in row]))
             start += size
         return pending
+
+
+class SnapshotSession(PostgresSession):
+    """A session that the state of a commit is read from, as of one moment, without locking the space."""
+
+    __slots__ = ()
+
+    def lock(self, space: int, batches: Sequence[str] = ()) -> tuple[Iterable[Row], Iterable[Row]]:
+        """Return the counters of a space, and the rows of batches that are committed."""
+        counters = _PendingRows(self, self.pipeline.query(_COUNTERS, (space,)))
+        return counters, query_in_chunks(self, RECEIPTS, (space,), batches) if batches else ()
 
 
 class _PendingRows:

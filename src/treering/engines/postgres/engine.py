@@ -2,8 +2,8 @@
 
 All rows are in one database, or in one schema of it (``?options=-csearch_path%3D<schema>`` in the URL). Large
 staged objects go into packs of the blob store if one is given, otherwise into rows. A commit takes one round
-trip if the cache of this process decides it, otherwise two: one that locks the space and reads what the batch
-touches, one that writes and commits. A connection pooler works if it supports prepared statements (PgBouncer
+trip if the cache of this process decides it, otherwise two: one that reads what the batch touches, one that
+writes and commits. A connection pooler works if it supports prepared statements (PgBouncer
 from 1.21); if it swallows notifications, followers see commits within a second.
 
 Full-text search (`PostgresTextIndex`) works on rows of lexemes, without any extension. A row of ``fts`` holds
@@ -36,9 +36,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import msgspec
 import psycopg
 
-from treering.core.batch import Tokens
+from treering.core.batch import Receipt, Tokens
 from treering.core.clock import Clock, SystemClock
 from treering.core.engine import Caps
 from treering.core.failpoints import hit
@@ -48,9 +49,11 @@ from treering.core.storage import Blobs
 from treering.core.text import folded, stem, words
 from treering.engines.postgres.connection import PostgresDatabase, PostgresUrl
 from treering.engines.postgres.errors import AlreadyStored, ConnectionLost, StaleCache
+from treering.engines.postgres.guarded import GuardedSession
 from treering.engines.sql import schema
-from treering.engines.sql.commit.write import write_group
-from treering.engines.sql.engine import BEFORE_COMMIT, SqlEngine
+from treering.engines.sql.commit.decide import EXPECT_OTHERS, AcceptedBatch, decide_all, read_state
+from treering.engines.sql.commit.write import merge_dependencies, write_group
+from treering.engines.sql.engine import BEFORE_COMMIT, SqlEngine, outcome_of
 from treering.engines.sql.objects import Objects
 from treering.engines.sql.rows import decode_phrases
 from treering.engines.sql.search import TextIndex
@@ -60,6 +63,9 @@ from treering.errors import Corrupt, InvalidInput, TreeringError, Unsupported
 if TYPE_CHECKING:
     from psycopg import Connection
 
+    from treering.core.query import EventQuery
+    from treering.core.records import Page
+    from treering.engines.sql.commit.decide import CommitState
     from treering.engines.sql.commit.write import EncodedBatch
     from treering.engines.sql.engine import Outcome
 
@@ -75,6 +81,8 @@ class PostgresEngine(SqlEngine):
         objects = Objects(blobs)
         super().__init__(database, objects, PostgresTextIndex(objects), counters_first=False)
         self._postgres = database
+        self._durable: dict[str, int] = {}
+        """The highest sequence number of each space that is known to be durable."""
         self._url = url
         self._announcer = Announcer(database)
         self._follower = Follower(database)
@@ -96,34 +104,93 @@ class PostgresEngine(SqlEngine):
         return self._postgres.connect()
 
     def _write_space(self, space: int, group: list[EncodedBatch]) -> list[Outcome]:
-        """Commit a group, in one round trip if the cache decides it, otherwise in two.
+        """Commit a group: decided from the cache, from a snapshot, or from what was read under the lock.
 
-        If an event turns out to exist already, or the connection was lost on the way, the group is written
-        again without assuming anything. What the first attempt did commit is recognised by its batch ids.
+        The first two hold the lock only while the rows are written (`GuardedSession`). If something that they
+        relied on has changed, or exists already, or the connection was lost on the way, the group is decided
+        again under the lock. What an earlier attempt did commit is recognised by its batch ids.
         """
         try:
-            receipts = self._write_from_cache(space, group)
-            if receipts is not None:
-                return receipts
-            return self._write_from_database(space, group, assume_new=True)
+            outcomes = self._write_from_cache(space, group)
+            return self._write_from_snapshot(space, group) if outcomes is None else outcomes
+        except StaleCache:
+            pass
         except (ConnectionLost, AlreadyStored):
-            return self._write_from_database(space, group)
+            self._caches.of(space).clear()
+        return self._write_from_database(space, group)
 
     def _write_from_cache(self, space: int, group: list[EncodedBatch]) -> list[Outcome] | None:
         """Commit a group that is decided from the cache; ``None``, with nothing written, if it cannot be."""
-        cache = self._caches.of(space)
-        decided = None if cache.doubts else self._decide_cached(space, group, cache.commit_numbers)
+        decided = self._decide_cached(space, group)
         if decided is None:
             return None
         state, accepted = decided
-        try:
-            with self._database.writing() as session:
-                receipts = write_group(session, state, accepted, self._texts, assume_new=True)
-                hit(BEFORE_COMMIT)
-        except StaleCache:
-            return None
-        cache.update(state, len(group))
-        return [*receipts]
+        return [*self._write_guarded(state, accepted)]
+
+    def _write_from_snapshot(self, space: int, group: list[EncodedBatch]) -> list[Outcome]:
+        """Commit a group that is decided on what was committed a moment ago."""
+        cache = self._caches.of(space)
+        dependencies = merge_dependencies([encoded.dependencies for encoded in group])
+        if dependencies.leases:
+            return self._write_from_database(space, group)
+        with self._postgres.snapshot() as session:
+            state = read_state(session, space, dependencies, self._database.now_us(), cache)
+        state.expected_counters = (state.seq, state.committed_at_us, cache.removals)
+        state.rely_on_all()
+        decisions = decide_all(state, group)
+        accepted = [each for each in decisions if isinstance(each, AcceptedBatch)]
+        written: dict[str, Receipt] = {}
+        if accepted:
+            written = {receipt.batch: receipt for receipt in self._write_guarded(state, accepted)}
+        else:
+            cache.update(state)
+        if any(isinstance(each, Receipt) for each in decisions):
+            self._make_durable()
+        return [outcome_of(decision, written) for decision in decisions]
+
+    def _write_guarded(self, state: CommitState, accepted: list[AcceptedBatch]) -> list[Receipt]:
+        """Write batches that were accepted before the space was locked; return their receipts.
+
+        Raises `StaleCache`, with nothing written, if something that the decision relied on has changed.
+        """
+        cache = self._caches.of(state.space)
+        with self._postgres.writing() as session:
+            session.is_relaxed = cache.others > 0
+            guarded = GuardedSession(session, state)
+            receipts = write_group(guarded, state, accepted, self._texts, assume_new=True)
+            hit(BEFORE_COMMIT)
+        seqs, us = guarded.shift
+        cache.others = EXPECT_OTHERS if seqs else max(cache.others - 1, 0)
+        state.seq += seqs
+        state.committed_at_us += us
+        cache.update(state)
+        if not (seqs or us):
+            return receipts
+        return [
+            msgspec.structs.replace(
+                receipt,
+                first_seq=receipt.first_seq + seqs,
+                last_seq=receipt.last_seq + seqs,
+                committed_at_us=receipt.committed_at_us + us,
+            )
+            for receipt in receipts
+        ]
+
+    def _make_durable(self) -> None:
+        self._postgres.flush()
+
+    def _require_durable(self, space: str, seq: int) -> None:
+        """Return when everything up to a sequence number that was read is durable."""
+        if seq > self._durable.get(space, 0):
+            self._postgres.flush()
+            self._durable[space] = max(seq, self._durable.get(space, 0))
+
+    def scan(self, space: str, query: EventQuery, *, after: str | None = None, limit: int = 1000) -> Page:
+        """Events in order, a page at a time."""
+        page = super().scan(space, query, after=after, limit=limit)
+        if page.records and query.order == "seq" and not (query.newest_first or query.ids):
+            self._require_durable(space, page.records[-1].seq)
+        return page
 
     def _committed(self, space: str) -> None:
         self._follower.hint()
@@ -139,6 +206,7 @@ class PostgresEngine(SqlEngine):
             return last_seq > after_seq
 
         self._follower.wait(is_ready, seconds)
+        self._require_durable(space, last_seq)
         return last_seq
 
     def snapshot_to(self, folder: Path) -> None:

@@ -40,9 +40,17 @@ class StaleCache(TreeringError):
 _LOST: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03"})
 """The server went away or ended the session: shutdown, crash, start-up, idle too long."""
 
-_ASSUMED_NEW: Final = frozenset({"event_space_day_id_key", "commits_space_batch_key"})
+_ASSUMED_NEW: Final = frozenset(
+    {
+        "commits_space_batch_key",
+        "event_space_day_id_key",
+        "list_space_id_key",
+        "ref_pkey",
+        "scope_space_name_key",
+    }
+)
 _DIVISION_BY_ZERO: Final = "22012"
-"""How a statement reports that its condition does not hold: nothing else divides (`CommitState.advance`)."""
+"""How a statement reports that its condition does not hold: nothing else divides (`guarded`)."""
 
 
 def error_of_result(result: PGresult, where: str) -> TreeringError:

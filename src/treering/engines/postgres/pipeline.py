@@ -43,6 +43,8 @@ _MAX_STATEMENTS: Final = 2000
 
 _GOOD: Final = frozenset({ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK})
 _BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
+FLUSH: Final = "SELECT pg_logical_emit_message(true, 'treering', '')"
+"""A transaction that changes nothing, but ends only when it is durable, and so is everything before it."""
 _INT8: Final = 20
 _PARAMETER: Final = re.compile(r"'[^']*'|\"[^\"]*\"|\?")
 
@@ -68,6 +70,12 @@ class PendingResult:
     def count(self) -> int:
         """How many rows were changed (or selected)."""
         return (self.result.command_tuples or 0) if self.result is not None else 0
+
+    def integer(self, column: int) -> int:
+        """Return a ``bigint`` of the first row. Needs no connection, unlike `Pipeline.rows`."""
+        value = None if self.result is None else self.result.get_value(0, column)
+        assert value is not None  # noqa: S101 - asked only of results that have it
+        return int.from_bytes(value, "big", signed=True)
 
 
 class Pipeline:
@@ -106,8 +114,14 @@ class Pipeline:
         """Begin a write transaction: statements are held back until a result is needed."""
         self._held = []
 
-    def commit(self) -> None:
-        """Commit a write transaction; it is durable when this returns."""
+    def commit(self, *, flush: bool = False) -> None:
+        """Commit a write transaction; it is durable when this returns.
+
+        With ``flush``, the transaction was told not to wait until it is durable (`PostgresSession.relax`), so
+        another one behind it does.
+        """
+        if flush and self._held is not None:
+            self._begin_held()
         if self._held is None:
             self.query("COMMIT")
         else:
@@ -117,15 +131,14 @@ class Pipeline:
             for pending, values, formats in ready:
                 self._queue(pending, values, formats)
             self.dead = False
+        if flush:
+            self.query(FLUSH)  # before the sync, so that all results arrive together
         self.collect()
 
     def collect(self) -> None:
         """Send what is queued and receive every result. Raises the first error among them."""
         if self._held is not None:
-            held, self._held = self._held, None
-            self.query(_BEGIN)
-            for pending in held:
-                self._queue(pending, *self._dump(pending.parameters))
+            self._begin_held()
         if not self._due:
             return
         if self._due[-1] != "sync":
@@ -159,6 +172,13 @@ class Pipeline:
             self._due.clear()
             self._forget_unproven()
         raise refusal
+
+    def _begin_held(self) -> None:
+        held, self._held = self._held or [], None
+        ready = [(pending, *self._dump(pending.parameters)) for pending in held]
+        self.query(_BEGIN)
+        for pending, values, formats in ready:
+            self._queue(pending, values, formats)
 
     def send(self) -> None:
         """Send what is queued without waiting; the next `collect` receives the results."""

@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from treering.core.records import CommitRow, Record
     from treering.engines.sql.objects import Located, Objects
     from treering.engines.sql.search import TextIndex
-    from treering.engines.sql.session import Database, Row, Session
+    from treering.engines.sql.session import Database, Dialect, Row, Session
 
 
 _BODY: Final = (
@@ -132,9 +132,9 @@ def load(database: Database, objects: Objects, texts: TextIndex, space: int, par
     bodies = [(row, seal(pack_body(row.slots))) for row in part.bodies]
     items = [(row, None if isinstance(row.item, str) else seal(row.item.data)) for row in part.items]
     with database.writing(space) as session:
-        loading = _Loader(session, objects, texts, space)
+        loading = _Loader(session, objects, texts, space, database.dialect)
         loading.scopes(part)
-        loading.commits(part.commits)
+        loading.commits(part.commits, part.last_seq)
         loading.bodies(bodies)
         loading.events(part.events)
         loading.lists(part.lists)
@@ -147,11 +147,14 @@ def load(database: Database, objects: Objects, texts: TextIndex, space: int, par
 class _Loader:
     """Loads one slice in one transaction."""
 
-    def __init__(self, session: Session, objects: Objects, texts: TextIndex, space: int) -> None:
+    def __init__(
+        self, session: Session, objects: Objects, texts: TextIndex, space: int, dialect: Dialect
+    ) -> None:
         self._session = session
         self._objects = objects
         self._texts = texts
         self._space = space
+        self._dialect = dialect
         self._scopes: dict[str, int] = {}
 
     def scopes(self, part: Slice) -> None:
@@ -170,14 +173,14 @@ class _Loader:
             )
             self._scopes |= numbers
 
-    def commits(self, rows: Sequence[CommitRow]) -> None:
+    def commits(self, rows: Sequence[CommitRow], last_seq: int) -> None:
         known = self._existing_numbers("commits", "batch", [row.receipt.batch for row in rows])
         new = [row for row in rows if row.receipt.batch not in known]
         self._many(
             INSERT_COMMIT,
             [
                 commit_row(self._space, no, row.receipt, None, row.leaves, row.digest)
-                for no, row in zip(self._numbers("commits", len(new)), new, strict=True)
+                for no, row in zip(self._commit_numbers(new, last_seq), new, strict=True)
             ],
         )
 
@@ -354,6 +357,22 @@ class _Loader:
     def _existing_numbers(self, table: str, column: str, names: Iterable[str]) -> dict[str, int]:
         sql = f"SELECT {column}, no FROM {table} WHERE space = ? AND {column} IN (@)"
         return dict(rows_in_chunks(self._session, sql, (self._space,), list(dict.fromkeys(names))))  # pyright: ignore[reportArgumentType]
+
+    def _commit_numbers(self, rows: Sequence[CommitRow], last_seq: int) -> list[int]:
+        if self._dialect == "sqlite":
+            return self._numbers("commits", len(rows))
+        # A commit has the number of its first event, unless a commit that was here before has it.
+        numbers = [row.receipt.first_seq for row in rows]
+        sql = "SELECT no FROM commits WHERE space = ? AND no IN (@)"
+        taken = {no for (no,) in rows_in_chunks(self._session, sql, (self._space,), numbers)}
+        if not taken:
+            return numbers
+        ((seq,),) = self._session.rows(
+            "UPDATE space SET seq = greatest(seq, ?) + ? WHERE no = ? RETURNING seq",
+            (last_seq, len(taken), self._space),
+        )
+        others = iter(range(seq, seq - len(taken), -1))
+        return [next(others) if no in taken else no for no in numbers]
 
     def _numbers(self, table: str, count: int) -> list[int]:
         return self._session.numbers(table, count) if count else []

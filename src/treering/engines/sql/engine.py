@@ -142,16 +142,14 @@ class SqlEngine:
         return self._write_from_database(space, group)
 
     def _decide_cached(
-        self, space: int, group: list[EncodedBatch], commit_numbers: list[int]
+        self, space: int, group: list[EncodedBatch]
     ) -> tuple[CommitState, list[AcceptedBatch]] | None:
         """Decide a group on the cached state; ``None`` unless all of it is cached and accepted.
 
         Rejections and repeated batches are left to `_write_from_database`, because the cache may be stale.
         """
         dependencies = merge_dependencies([encoded.dependencies for encoded in group])
-        state = cached_state(
-            self._caches.of(space), space, dependencies, self._database.now_us(), commit_numbers
-        )
+        state = cached_state(self._caches.of(space), space, dependencies, self._database.now_us())
         if state is None:
             return None
         decisions = decide_all(state, group)
@@ -173,8 +171,13 @@ class SqlEngine:
                 receipts = write_group(session, state, accepted, self._texts, assume_new=assume_new)
                 written = {receipt.batch: receipt for receipt in receipts}
             hit(BEFORE_COMMIT)
-        cache.update(state, len(group))
-        return [_outcome(decision, written) for decision in decisions]
+        cache.update(state)
+        if any(isinstance(each, Receipt) for each in decisions):
+            self._make_durable()
+        return [outcome_of(decision, written) for decision in decisions]
+
+    def _make_durable(self) -> None:
+        """Called before a receipt of an earlier commit is returned, which may not be durable yet."""
 
     def _committed(self, space: str) -> None:
         """Called after each commit to a space, to wake followers."""
@@ -439,8 +442,8 @@ class SqlEngine:
         return number
 
 
-def _outcome(decision: AcceptedBatch | Outcome, written: dict[str, Receipt]) -> Outcome:
-    """The receipt as it was written (a repeated event changes it), or the error."""
+def outcome_of(decision: AcceptedBatch | Outcome, written: dict[str, Receipt]) -> Outcome:
+    """Return the receipt as it was written (a repeated event changes it), or the error."""
     if isinstance(decision, AcceptedBatch):
         decision = decision.receipt
     return written.get(decision.batch, decision) if isinstance(decision, Receipt) else decision

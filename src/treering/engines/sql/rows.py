@@ -29,7 +29,7 @@ import msgspec
 from treering.core.batch import Event, Listing, Usage
 from treering.core.clock import day_of
 from treering.core.content import HEADER_SIZE, KINDS, Address, Kind, slot_address
-from treering.core.digests import checksum, event_checksum, event_form, joined, ref_form
+from treering.core.digests import checksum, event_checksum, event_form, joined, numbered, ref_form
 from treering.core.ids import thread_of_scope, thread_scope_of
 from treering.core.records import Record, Ref
 from treering.errors import Corrupt, InvalidInput
@@ -313,7 +313,7 @@ def ref_row_form(row: tuple[Any, ...], ref: Ref) -> bytes:
 
 def ref_checksum(seq: int, changed_at_us: int, salt: bytes, form: bytes) -> int:
     """Return the checksum of a ref; ``form`` is its canonical form."""
-    return crc32(f"{seq} {changed_at_us}".encode(), crc32(salt, crc32(form)))
+    return numbered(crc32(salt, crc32(form)), seq=seq, at_us=changed_at_us)
 
 
 def list_checksum(
@@ -329,7 +329,8 @@ def list_checksum(
     salt: bytes,
 ) -> int:
     """Return the checksum of a list, which has the name of its scope and the number of its parent."""
-    return checksum(space, no, list_id, scope, parent, start, length, depth, seq, salt)
+    row = checksum(space, no, list_id, scope, parent, start, length, depth, salt)
+    return numbered(row, seq=seq)
 
 
 def item_checksum(space: int, key: int, kind: int | None, frame: bytes | None, address: str | None) -> int:
@@ -339,7 +340,8 @@ def item_checksum(space: int, key: int, kind: int | None, frame: bytes | None, a
 
 def body_checksum(space: int, key: int, scope: str, frame: bytes, salt: bytes) -> int:
     """Return the checksum of a body; that of its bytes is in the header of its frame."""
-    return checksum(space, key, scope, frame[:HEADER_SIZE], salt)
+    part = key & ((1 << BODY_PART_BITS) - 1)
+    return numbered(checksum(space, part, scope, frame[:HEADER_SIZE], salt), seq=key >> BODY_PART_BITS)
 
 
 def text_checksum(
@@ -368,15 +370,18 @@ def commit_checksum(row: Sequence[Any]) -> int:
 
     ``row`` has the values of `COMMIT_COLUMNS`.
     """
-    first = receipt_checksum(*row[:6])
-    return joined(first, checksum(first, *row[6:9]))
+    return joined(receipt_checksum(*row[:6]), checksum(row[0], *row[6:9]))
 
 
 def receipt_checksum(
     batch: str, no: int, first_seq: int, last_seq: int, committed_at_us: int, receipt: bytes | None
 ) -> int:
     """Return the checksum of what a receipt is read from."""
-    return checksum(batch, no, first_seq, last_seq, committed_at_us, receipt)
+    return numbered(checksum(batch, receipt), seq=no + 2 * first_seq + 4 * last_seq, at_us=committed_at_us)
+
+
+RECEIPT_WEIGHT: Final = 7
+"""How much `receipt_checksum` adds to the sequence number if all three numbers grow by one."""
 
 
 def read_ref(row: tuple[Any, ...]) -> Ref:

@@ -31,7 +31,7 @@ WHERE space = ? AND batch IN (@)"""
 
 
 _INSERT: Final = re.compile(
-    r"(?P<head>INSERT INTO .* VALUES )(?P<row>\((?:\?, )*\?\))(?P<tail>.*)", re.DOTALL
+    r"(?P<head>INSERT INTO .*? VALUES )(?P<row>\(.*?\))(?P<tail> ?(?:ON CONFLICT .*)?)", re.DOTALL
 )
 
 

@@ -145,7 +145,7 @@ class CommitLog:
         if not self._insert(_insert_sql(len(batches), len(events)), values, rows):
             return False
         last_no, self._last_no = self._last_no, 0  # a fork or an interrupt may happen in between
-        cache.update(state, len(accepted))
+        cache.update(state)
         self.was_used = True
         self._names |= names
         self._database.pending[number] = rows

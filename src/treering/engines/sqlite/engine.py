@@ -128,9 +128,10 @@ class SqliteEngine(SqlEngine):
     def _write_space(self, space: int, group: list[EncodedBatch]) -> list[Outcome]:
         """Append a group to the commit log if it was decided from the cache, else write it to the tables."""
         numbers = self._log.next_numbers(len(group))
-        decided = None if numbers is None else self._decide_cached(space, group, numbers)
-        if decided is not None:
+        decided = None if numbers is None else self._decide_cached(space, group)
+        if numbers is not None and decided is not None:
             state, accepted = decided
+            state.commit_numbers = numbers
             if self._log.append(state, accepted, self._caches.of(space)):
                 self._last.record(state.commit_numbers[-1])
                 return [each.receipt for each in accepted]

@@ -339,8 +339,7 @@ def both_decisions(engine, space, group):
     number = engine._space_number(space, create=True)
     dependencies = merge_dependencies([encoded.dependencies for encoded in group])
     now_us = engine._database.now_us()
-    numbers = list(range(1, len(group) + 1))
-    cached = cached_state(engine._caches.of(number), number, dependencies, now_us, numbers)
+    cached = cached_state(engine._caches.of(number), number, dependencies, now_us)
     with engine._database.writing() as session:
         fresh = read_state(session, number, dependencies, now_us, SpaceCache(counters_first=True))
     return cached and decide_all(cached, group), decide_all(fresh, group)

@@ -50,17 +50,17 @@ ROWS: dict[str, list[dict]] = {
     "commits": [
         {
             "no": 1, "space": 1, "batch": "batch-1", "first_seq": 1, "last_seq": 2, "committed_at_us": T0 + 5,
-            "leaves": LEAVES, "digest": bytes(32), "checksum": -1_234_919_571_081_186_462,
+            "leaves": LEAVES, "digest": bytes(32), "checksum": -7_774_960_652_742_515_639,
         },
         {
             "no": 2, "space": 1, "batch": "batch-2", "first_seq": 3, "last_seq": 3, "committed_at_us": T0 + 9,
-            "leaves": LEAVES, "digest": bytes(32), "checksum": -5_988_145_551_073_385_510,
+            "leaves": LEAVES, "digest": bytes(32), "checksum": 1_264_053_969_098_829_044,
         },
     ],
     "body": [
         {
             "space": 1, "key": body_key(1, 0), "scope": 1, "frame": seal(pack_body([MESSAGES[0]])),
-            "salt": SALT, "checksum": 608_118_787,
+            "salt": SALT, "checksum": 1_799_400_829,
         },
     ],
     "event": [
@@ -68,18 +68,18 @@ ROWS: dict[str, list[dict]] = {
             "space": 1, "day": DAY, "id": "e1", "seq": 1, "commit_no": 1, "kind": "message", "ts_us": T0 + 1,
             "scope": 1, "run": run_number("r1"), "thread": "support/alice", "role": "user",
             "data": b'\x01"refund"}', "body": "0.0",
-            "salt": SALT, "checksum": -7_663_471_005_036_974_963,
+            "salt": SALT, "checksum": 7_470_250_969_699_751_221,
         },
         {
             "space": 1, "day": DAY, "id": "e2", "seq": 2, "commit_no": 1, "kind": "message", "ts_us": T0 + 2,
             "scope": 7, "run": run_number("r1"), "span": "s1", "thread": "support/alice", "agent": "planner",
             "model": "m-1", "role": "assistant", "status": "ok", **_TOKENS, "cost_nanos": 1_500_000,
             "currency": "EUR", "duration_us": 8_230_000, "links": SLOT,
-            "salt": SALT, "checksum": -707_965_999_829_863_106,
+            "salt": SALT, "checksum": -156_655_710_563_745_668,
         },
         {
             "space": 1, "day": DAY, "id": "e3", "seq": 3, "commit_no": 2, "kind": "note", "ts_us": T0 + 3,
-            "scope": 7, "links": f"o:{LARGE.name}", "salt": SALT, "checksum": 1_785_452_510_190_367_750,
+            "scope": 7, "links": f"o:{LARGE.name}", "salt": SALT, "checksum": 4_694_649_934_181_055_128,
         },
     ],
     "object": [
@@ -92,11 +92,11 @@ ROWS: dict[str, list[dict]] = {
     "list": [
         {
             "no": 1, "space": 1, "id": "list-1", "scope": 1, "parent": None, "start": 0, "length": 2,
-            "depth": 0, "seq": 2, "salt": SALT, "checksum": 3_023_891_905,
+            "depth": 0, "seq": 2, "salt": SALT, "checksum": 1_996_673_989,
         },
         {
             "no": 2, "space": 1, "id": "list-2", "scope": 1, "parent": 1, "start": 1, "length": 2,
-            "depth": 1, "seq": 3, "salt": SALT, "checksum": 2_410_233_326,
+            "depth": 1, "seq": 3, "salt": SALT, "checksum": 1_025_871_294,
         },
     ],
     "item": [
@@ -117,11 +117,11 @@ ROWS: dict[str, list[dict]] = {
         {
             "space": 1, "name": "thread/support/alice", "scope": 1, "version": 2,
             "value": b'{"length":2}', "links": "l:list-1", "seq": 2, "changed_at_us": T0 + 5,
-            "salt": SALT, "checksum": 964_409_917,
+            "salt": SALT, "checksum": 3_617_010_467,
         },
         {
             "space": 1, "name": "gone", "scope": 1, "version": 5, "value": None, "links": None, "seq": 3,
-            "changed_at_us": T0 + 9, "salt": SALT, "checksum": 3_930_163_352,
+            "changed_at_us": T0 + 9, "salt": SALT, "checksum": 1_351_143_191,
         },
     ],
     "lease": [{"space": 1, "name": "sweep", "holder": "host-1", "token": 4, "expires_at_us": T0}],

@@ -12,20 +12,15 @@ cached state may be wrong, because the cache may be stale; so callers decide tho
 everything is asked in one go, which costs a server one round trip and not one per row. `cached_state` fills
 it from the `SpaceCache`, without a single query.
 
-The cache is valid as long as the counters of the space are unchanged: ``seq`` moves with every commit,
-``scopes_dropped`` with every removal. A scope keeps its number, and a body or object stays stored, until
-something is removed; a ref or list is where the last commit left it until somebody else commits. The time of
-the last commit is compared too, because a server restored from a backup may reach the same ``seq`` again.
+A scope keeps its number, and a body or object stays stored, until something is removed (``scopes_dropped``
+moves); a ref or list is where the last commit left it until somebody else commits (``seq`` moves). On SQLite
+the cache is valid as long as these counters are, and so is the time of the last commit, because a store
+restored from a backup may reach the same ``seq`` again. On PostgreSQL, where other writers are common, the
+write itself compares what the decision relied on (`engines.postgres.guarded`), row by row.
 
-**Invariant:** something enters the cache only after the transaction that made it true has ended. It is used
-only if the counters still match when the commit is written: they are compared under the lock by `read_state`,
-by the first statement of a commit that was decided from the cache (`CommitState.advance`), or by the insert
-into SQLite's commit log.
-
-Over a network the counters are not read first, because that would cost a round trip. After a commit has
-found the cache stale, the next `DOUBTED_COMMITS` commits read the state, so that several writers of one
-space do not pay for wrong guesses. Numbers for commits are reserved there too. They are taken under the lock
-and dropped when the counters change, so within a space a later commit always has a higher number.
+**Invariant:** something enters the cache only after the transaction that made it true has ended. What is
+decided on it is written only if it is still true: the counters are compared under the lock by `read_state`
+or by the insert into SQLite's commit log, the rows by a guarded write.
 """
 
 from __future__ import annotations
@@ -256,10 +251,8 @@ CACHED_STATES: Final = 4_096
 """How many refs, lists, bodies and objects of a space are cached at most, each."""
 VALUE_BYTES: Final = 512
 """A ref with a longer value is not cached."""
-DOUBTED_COMMITS: Final = 8
-"""How many commits read the state after one that found the cache stale."""
-RESERVED_NUMBERS: Final = 256
-"""How many commit numbers are reserved ahead."""
+EXPECT_OTHERS: Final = 16
+"""For how many commits other writers are expected after one was noticed."""
 
 
 class RefState:
@@ -309,6 +302,8 @@ class CommitState:
         "objects",
         "receipts",
         "refs",
+        "relied_lists",
+        "relied_refs",
         "scope_numbers",
         "scopes",
         "seq",
@@ -330,26 +325,29 @@ class CommitState:
         self.scopes: dict[str, int] = {}
         self.refs: dict[str, RefState] = {}
         self.lists: dict[str, ListState] = {}
+        self.relied_refs: dict[str, RefState] = {}
+        self.relied_lists: dict[int, ListState] = {}
+        """What the decision is made on, before it changes that: refs by name, lists by number."""
         self.tokens: dict[str, int] = {}
         """The fencing tokens of the leases that are held."""
         self.objects: set[str] = set()
         self.bodies: set[tuple[str, int]] = set()
         self.commit_numbers: list[int] = []
+        """Numbers for the commits; where there are none, a commit has the number of its first event."""
         self.written = 0
-        """How many of these numbers the group has taken."""
+        """How many commits the group has made."""
         self.list_numbers: dict[str, int] = {}
         self.scope_numbers: dict[str, int] = {}
         """Numbers for lists and scopes that do not exist yet."""
 
-    def advance(self) -> tuple[str, tuple[int, ...]]:
-        """Return the statement that moves the counters of the space.
+    def rely_on_all(self) -> None:
+        """Remember the refs and lists as they are now, for a write that compares them."""
+        self.relied_refs.update(self.refs)
+        self.relied_lists.update((each.no, each) for each in self.lists.values())
 
-        If they were cached and not read, it makes the transaction fail unless they are still the same. It
-        also locks the space, so it has to be the first statement.
-        """
-        if self.expected_counters is None:
-            return _ADVANCE, (self.seq, self.committed_at_us, self.space)
-        return _ADVANCE_IF, (self.seq, self.committed_at_us, self.space, *self.expected_counters)
+    def advance(self) -> tuple[str, tuple[int, ...]]:
+        """Return the statement that moves the counters of the locked space."""
+        return _ADVANCE, (self.seq, self.committed_at_us, self.space)
 
 
 class SpaceCache:
@@ -358,12 +356,11 @@ class SpaceCache:
     __slots__ = (
         "bodies",
         "commit_no",
-        "commit_numbers",
         "committed_at_us",
         "counters_first",
-        "doubts",
         "lists",
         "objects",
+        "others",
         "previous_no",
         "refs",
         "removals",
@@ -378,11 +375,10 @@ class SpaceCache:
         """-1 while nothing here may be used."""
         self.removals: int = -1
         self.committed_at_us: int = 0
-        self.doubts = 0
-        """How many more commits have to find the cache valid before one is decided from it."""
+        self.others = 0
+        """For how many more commits other writers are expected, since one was noticed."""
         self.previous_no = self.commit_no = 0
         """The number of the last commit of this process, and the highest one before it."""
-        self.commit_numbers: list[int] = []
         self.scopes: dict[str, int] = {}
         self.refs: dict[str, RefState] = {}
         self.lists: dict[str, ListState] = {}
@@ -390,24 +386,30 @@ class SpaceCache:
         self.objects: set[str] = set()
 
     def validate(self, seq: int, committed_at_us: int, removals: int) -> None:
-        """Drop what the counters of the locked space show to be out of date."""
+        """Drop what the counters of the locked space show to be out of date.
+
+        Where the write compares every row that the decision relied on (`counters_first` is false), commits of
+        others invalidate nothing.
+        """
         if (seq, committed_at_us, removals) == (self.seq, self.committed_at_us, self.removals):
-            if self.doubts:
-                self.doubts -= 1
             return
+        if self.seq >= 0 and seq != self.seq:
+            self.others = EXPECT_OTHERS
         if seq <= self.seq or removals != self.removals:
-            self.scopes.clear()
-            self.bodies.clear()
-            self.objects.clear()
-        if self.seq >= 0:
-            self.doubts = DOUBTED_COMMITS
-        self.refs.clear()
-        self.lists.clear()
-        self.commit_numbers = []
+            self.clear()
+        elif self.counters_first:
+            self.refs.clear()
+            self.lists.clear()
         self.seq, self.committed_at_us, self.removals = seq, committed_at_us, removals
 
-    def update(self, state: CommitState, batches: int) -> None:
-        """Take over the state after a commit of so many batches. Call it when the transaction has ended."""
+    def clear(self) -> None:
+        """Forget everything."""
+        self.seq = -1
+        for known in (self.scopes, self.bodies, self.objects, self.refs, self.lists):
+            known.clear()
+
+    def update(self, state: CommitState) -> None:
+        """Take over the state after a commit. Call it when the transaction has ended."""
         self.seq = -1  # a fork or an interrupt may happen in between
         if len(self.scopes) > CACHED_SCOPES:
             self.scopes.clear()
@@ -427,9 +429,9 @@ class SpaceCache:
                 self.refs.pop(name, None)
         self.bodies.update(state.bodies)
         self.objects.update(state.objects)
-        self.previous_no = state.commit_numbers[0] - 1
-        self.commit_no = self.previous_no + state.written
-        self.commit_numbers = state.commit_numbers[batches:]
+        if state.commit_numbers:
+            self.previous_no = state.commit_numbers[0] - 1
+            self.commit_no = self.previous_no + state.written
         self.committed_at_us = state.committed_at_us
         self.seq = state.seq
 
@@ -468,14 +470,14 @@ def invalidate_caches(session: Session, space: int) -> None:
 
 
 def cached_state(
-    cache: SpaceCache, space: int, dependencies: Dependencies, now_us: int, commit_numbers: list[int]
+    cache: SpaceCache, space: int, dependencies: Dependencies, now_us: int
 ) -> CommitState | None:
     """Return the state behind ``dependencies`` from the cache, or ``None`` if not all of it is cached.
 
-    It is only as true as the cache is: see `CommitState.advance`. Receipts are not cached, so whether a
-    batch is a repetition shows when it is written.
+    It is only as true as the cache is, so the write has to compare what the decision relied on. Receipts are
+    not cached, so whether a batch is a repetition shows when it is written.
     """
-    if cache.seq < 0 or len(commit_numbers) < len(dependencies.batches) or dependencies.leases:
+    if cache.seq < 0 or dependencies.leases:
         return None
     if not (dependencies.slots.keys() <= cache.bodies and dependencies.objects.keys() <= cache.objects):
         return None
@@ -491,7 +493,7 @@ def cached_state(
     state.seq = cache.seq
     state.committed_at_us = cache.committed_at_us
     state.expected_counters = (cache.seq, cache.committed_at_us, cache.removals)
-    state.commit_numbers = commit_numbers
+    state.rely_on_all()
     return state
 
 
@@ -510,7 +512,6 @@ def read_state(
     ref_names: Iterable[str] = dependencies.refs
     list_ids: Iterable[str] = dependencies.lists
     object_names, slots = dependencies.objects.keys(), dependencies.slots.keys()
-    reserve = 0
     if cache.counters_first:
         ((seq, committed_at_us, removals),) = counters
         cache.validate(seq, committed_at_us, removals)
@@ -520,15 +521,14 @@ def read_state(
         state.objects = object_names & cache.objects
         state.bodies = slots & cache.bodies
         object_names, slots = object_names - state.objects, slots - state.bodies
-    elif not cache.doubts:
-        reserve = RESERVED_NUMBERS
     scopes = _query(session, _SCOPES, space, scope_names)
     refs = _query(session, _REFS, space, ref_names)
     lists = _query(session, _LISTS, space, list_ids)
     leases = _query(session, _LEASES, space, dependencies.leases)
     objects = _query(session, _OBJECTS, space, map(bytes.fromhex, object_names))
     bodies = _query(session, _BODIES, space, {batch for batch, _ in slots})
-    state.commit_numbers = session.numbers("commits", len(dependencies.batches) + reserve)
+    if cache.counters_first:
+        state.commit_numbers = session.numbers("commits", len(dependencies.batches))
     ((state.seq, state.committed_at_us, removals),) = counters
     if not cache.counters_first:
         cache.validate(state.seq, state.committed_at_us, removals)
@@ -658,11 +658,6 @@ def unpack_receipt(
 
 
 _ADVANCE: Final = "UPDATE space SET seq = ?, committed_at_us = ? WHERE no = ?"
-_ADVANCE_IF: Final = (
-    f"WITH moved AS ({_ADVANCE} AND seq = ? AND committed_at_us = ? AND scopes_dropped = ? RETURNING no) "
-    "SELECT 1 / count(*) FROM moved"
-)
-"""Divides by zero, which ends the transaction, unless the counters are as expected."""
 _SCOPES: Final = "SELECT name, no FROM scope WHERE space = ? AND name IN (@)"
 _REFS: Final = REF_SELECT.replace("SELECT", "SELECT r.scope,", 1) + " WHERE r.space = ? AND r.name IN (@)"
 _LISTS: Final = (

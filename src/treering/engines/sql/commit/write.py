@@ -285,6 +285,8 @@ def write_group(
     a server. If one is not, the transaction fails and the caller repeats it without.
     """
     session.execute(*state.advance())
+    if not state.commit_numbers:
+        state.commit_numbers = [each.receipt.first_seq for each in accepted]
     _insert_scopes(session, state, accepted)
     rows = CommitRows(state, accepted, session.dictionary)
     rows.write(session)
@@ -463,11 +465,11 @@ class CommitRows:
         if self.lists:
             session.execute_many(_LIST, list(self.lists.values()))
         if self.grown:
-            session.execute_many(_GROWN, list(self.grown.values()))
+            session.execute_many(GROW_LIST, list(self.grown.values()))
         if self.items:
             session.execute_many(_ITEM, self.items)
         if self.refs:
-            session.execute_many(_REF, list(self.refs.values()))
+            session.execute_many(UPSERT_REF, list(self.refs.values()))
         if self.rescoped:
             session.execute_many(_RESCOPED, list(self.rescoped.values()))
 
@@ -635,7 +637,7 @@ _OBJECT: Final = _insert(
     ("space", "name", "kind", "size", "stored_at_us", "staged_until_us", "frame"),
     "ON CONFLICT (space, name) DO NOTHING",
 )
-_REF: Final = _insert(
+UPSERT_REF: Final = _insert(
     "ref",
     (
         "space",
@@ -656,11 +658,11 @@ _REF: Final = _insert(
     + ", ".join(f"{name} = excluded.{name}" for name in (*LISTING_COLUMNS, "salt", "checksum")),
 )
 _RESCOPED: Final = "UPDATE ref SET scope = ? WHERE space = ? AND name = ?"
-"""Separate from `_REF`, so that a ref which stays in its scope leaves the index of scopes alone."""
+"""Separate from `UPSERT_REF`, so that a ref which stays in its scope leaves the index of scopes alone."""
 _LIST: Final = _insert(
     "list",
     ("space", "no", "id", "scope", "parent", "start", "length", "depth", "seq", "salt", "checksum"),
 )
-_GROWN: Final = "UPDATE list SET length = ?, seq = ?, checksum = ? WHERE space = ? AND no = ?"
+GROW_LIST: Final = "UPDATE list SET length = ?, seq = ?, checksum = ? WHERE space = ? AND no = ?"
 _ITEM: Final = _insert("item", ("space", "key", "kind", "frame", "address", "checksum"))
 _NOTHING: Final = repeat(None)
