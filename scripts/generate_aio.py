@@ -67,6 +67,7 @@ TWINS: Final = (
     Twin(module="treering.runs.timeline", name="Timeline", twin="AsyncTimeline"),
     Twin(module="treering.runs.cost", name="Costs", twin="AsyncCosts", direct=frozenset({"in_"})),
     Twin(module="treering.runs.performance", name="Performance", twin="AsyncPerformance"),
+    Twin(module="treering.maintenance.audit", name="Audit", twin="AsyncAudit"),
     Twin(module="treering.limits.budgets", name="SharedBudgets", twin="AsyncSharedBudgets"),
     Twin(
         module="treering.limits.alerts",

@@ -31,6 +31,7 @@ from treering.limits.alerts import Alert, AlertPage, AlertRule, Alerts, AlertWat
 from treering.limits.budgets import Action, BudgetUsage, Caller, Every, Per, SharedBudget, SharedBudgets
 from treering.limits.tool_budgets import Budgets
 from treering.limits.webhooks import Webhook, WebhookDelivery
+from treering.maintenance.audit import Audit, AuditReport, Proof, Seal
 from treering.maintenance.backup import BackupReport
 from treering.maintenance.copy import CopyProgress, CopyReport
 from treering.maintenance.forget import Forgotten
@@ -308,6 +309,11 @@ class AsyncStore:
     async def read_legacy(self, runs: LegacyRuns | None) -> None:
         """Async twin of `Store.read_legacy`."""
         await self._bridge.call(self._store.read_legacy, runs)
+
+    @property
+    def audit(self) -> AsyncAudit:
+        """Async twin of `Store.audit`."""
+        return AsyncAudit(self._store.audit, self._bridge)
 
     async def verify(self, *, on_progress: Callable[[Checked], None] | None = None) -> Verification:
         """Async twin of `Store.verify`."""
@@ -1357,6 +1363,52 @@ class AsyncPerformance:
 
     def __repr__(self) -> str:
         return async_repr(self._performance)
+
+
+class AsyncAudit:
+    """Async twin of `Audit`."""
+
+    def __init__(self, audit: Audit, bridge: Bridge | None = None) -> None:
+        self._audit = audit
+        self._bridge = bridge or Bridge()
+
+    @property
+    def sync(self) -> Audit:
+        """The audit that does the work."""
+        return self._audit
+
+    async def seal(
+        self, *, key: str | None = None, min_commits: int = 1, max_age_seconds: float | None = None
+    ) -> Seal | None:
+        """Async twin of `Audit.seal`."""
+        return await self._bridge.call(
+            self._audit.seal, key=key, min_commits=min_commits, max_age_seconds=max_age_seconds
+        )
+
+    async def seals(self) -> list[Seal]:
+        """Async twin of `Audit.seals`."""
+        return await self._bridge.call(self._audit.seals)
+
+    async def last(self) -> Seal | None:
+        """Async twin of `Audit.last`."""
+        return await self._bridge.call(self._audit.last)
+
+    async def export(self, number: int) -> Seal:
+        """Async twin of `Audit.export`."""
+        return await self._bridge.call(self._audit.export, number)
+
+    async def prove(self, event: str) -> Proof:
+        """Async twin of `Audit.prove`."""
+        return await self._bridge.call(self._audit.prove, event)
+
+    async def verify(
+        self, against: Iterable[Seal | dict[str, Any] | bytes] = (), *, key: str | None = None
+    ) -> AuditReport:
+        """Async twin of `Audit.verify`."""
+        return await self._bridge.call(self._audit.verify, against, key=key)
+
+    def __repr__(self) -> str:
+        return async_repr(self._audit)
 
 
 class AsyncSharedBudgets:

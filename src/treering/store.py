@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from treering.effects.effects import Effect, Effects
     from treering.limits.alerts import Alerts
     from treering.limits.budgets import Guard, SharedBudgets
+    from treering.maintenance.audit import Audit
     from treering.maintenance.backup import BackupReport
     from treering.maintenance.copy import CopyProgress, CopyReport
     from treering.maintenance.forget import Forgotten
@@ -439,6 +440,13 @@ class Store:
         self._legacy = runs
 
     # Maintenance
+    @property
+    def audit(self) -> Audit:
+        """Seals over the history: publish them, and later prove that nothing was changed since."""
+        from treering.maintenance.audit import Audit
+
+        return Audit(self._engine, self._space, clock=self._clock)
+
     def verify(self, *, on_progress: Callable[[Checked], None] | None = None) -> Verification:
         """Rehash all content, follow every link and thread, recount derived data. Changes nothing."""
         from treering.maintenance.verify import verify

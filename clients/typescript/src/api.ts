@@ -185,6 +185,17 @@ export interface AskedCall {
   call_id?: string | null;
 }
 
+/** What a check against seals found. Erasures are listed; they are no reason for ``ok`` to be false. */
+export interface AuditReport {
+  ok: boolean;
+  seals: number;
+  commits: number;
+  erased: number;
+  unsealed: number;
+  findings?: Finding[];
+  problems?: RecordsProblem[];
+}
+
 /** The checkpoint to rewind to. */
 export interface Back {
   to: string;
@@ -455,6 +466,13 @@ export interface FileChange {
   before: SnapshotEntry | null;
   after: SnapshotEntry | null;
   text?: string | null;
+}
+
+/** A difference between the store and a seal. */
+export interface Finding {
+  kind: "changed" | "dropped" | "erased" | "inserted" | "reordered" | "seal";
+  what: string;
+  detail: string;
 }
 
 /**
@@ -810,6 +828,11 @@ export interface NewRule {
   at_least?: number;
 }
 
+/** The new seal, or null if there was nothing to seal. */
+export interface NewSeal {
+  seal: Seal | null;
+}
+
 /** A value to set; with ``if_version`` only if the key is at that version (0: it does not exist). */
 export interface NewStateValue {
   value: Json;
@@ -949,6 +972,17 @@ export interface Policy {
   max_attempts?: number;
 }
 
+/** Evidence that an event is part of a sealed history; see `treering.maintenance.check_proof`. */
+export interface Proof {
+  event: string;
+  salt: string;
+  commit: Record<string, Json>;
+  path: ([string, string])[];
+  commit_path: ([string, string])[];
+  seal: Seal;
+  format?: string;
+}
+
 /**
  * Where a version came from.
  *
@@ -961,6 +995,12 @@ export interface Provenance {
   source?: string | null;
   trust?: "high" | "low" | "medium" | null;
   derived_from?: string[];
+}
+
+/** Seals as they were published, and the public key (PEM) that they have to be signed with, if any. */
+export interface PublishedSeals {
+  against?: Seal[];
+  key?: string | null;
 }
 
 /** A message as people see it: who says it (``name`` if the role is not enough), and its parts. */
@@ -1136,6 +1176,51 @@ export interface ScheduleList {
 export interface ScheduledTask {
   task: Task;
   next: string[];
+}
+
+/**
+ * A seal over the commits with numbers above ``after_seq``, up to ``to_seq``.
+ *
+ * ``previous`` is the hash of the seal before it. ``entries`` lists the commits; the journal holds seals
+ * without them, because the store has the commits.
+ */
+export interface Seal {
+  namespace: string;
+  number: number;
+  after_seq: number;
+  to_seq: number;
+  commits: number;
+  root: string;
+  previous: string | null;
+  sealed_at_us: number;
+  format?: string;
+  key?: string | null;
+  signature?: string | null;
+  entries?: SealedCommit[] | null;
+}
+
+/** The seals of a project, oldest first, without their lists of commits. */
+export interface SealList {
+  seals: Seal[];
+}
+
+/** When to seal: with fewer commits than ``min_commits``, only once the oldest is older than this. */
+export interface SealRequest {
+  min_commits?: number;
+  max_age_seconds?: number | null;
+}
+
+/** A commit in a seal: its numbers, its time, and the salted hash of each of its rows, by kind. */
+export interface SealedCommit {
+  first_seq: number;
+  last_seq: number;
+  committed_at_us: number;
+  batch: string;
+  event?: string[];
+  body?: string[];
+  append?: string[];
+  ref?: string[];
+  text?: string[];
 }
 
 /**
@@ -2432,6 +2517,47 @@ export interface Operations {
     body: undefined;
     reply: Verification;
   };
+  /** List the seals over the history of the project, oldest first. */
+  list_seals: {
+    path: Record<string, never>;
+    query: Record<string, never>;
+    body: undefined;
+    reply: SealList;
+  };
+  /** Seal what was committed since the last seal. Publish it where the operator cannot rewrite it. */
+  make_seal: {
+    path: Record<string, never>;
+    query: Record<string, never>;
+    body: SealRequest;
+    reply: NewSeal;
+  };
+  /** Return a seal with the list of its commits, to publish it. */
+  get_seal: {
+    path: {
+      /** The number of the seal. */
+      number: string;
+    };
+    query: Record<string, never>;
+    body: undefined;
+    reply: Seal;
+  };
+  /** Check the project against published seals, and say which rows differ. Changes nothing. */
+  verify_seals: {
+    path: Record<string, never>;
+    query: Record<string, never>;
+    body: PublishedSeals;
+    reply: AuditReport;
+  };
+  /** Return the evidence that an event is part of the sealed history. */
+  prove_event: {
+    path: {
+      /** The id of the event. */
+      event: string;
+    };
+    query: Record<string, never>;
+    body: undefined;
+    reply: Proof;
+  };
   /** Drop what the rule does not keep, then remove unreachable data. A dry run by default. */
   collect_garbage: {
     path: Record<string, never>;
@@ -2808,6 +2934,11 @@ export const OPERATIONS = {
   get_stats: ["GET", "/store/stats"],
   get_growth: ["GET", "/store/growth"],
   verify_store: ["POST", "/store/verify"],
+  list_seals: ["GET", "/store/seals"],
+  make_seal: ["POST", "/store/seals"],
+  get_seal: ["GET", "/store/seals/{number}"],
+  verify_seals: ["POST", "/store/seals/verify"],
+  prove_event: ["GET", "/store/proofs/{event}"],
   collect_garbage: ["POST", "/store/gc"],
   forget_in_store: ["POST", "/store/forget"],
   reindex_store: ["POST", "/store/reindex"],

@@ -21,6 +21,7 @@ from typer.models import CommandInfo, TyperInfo
 
 from treering.cli import (
     approvals,
+    audit,
     doctor,
     effects,
     limits,
@@ -118,6 +119,7 @@ for commands in (
     runs,
     reruns,
     approvals,
+    audit,
     effects,
     limits,
     transfer,

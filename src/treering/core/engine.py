@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from treering.core.query import Erasure, EventQuery, ListQuery, SearchQuery, SumQuery
     from treering.core.records import (
         Checked,
+        CommitDigest,
         Erased,
         Lease,
         ListInfo,
@@ -189,6 +190,13 @@ class Engine(Protocol):
 
     def check(self, space: str, *, read_content: bool = True) -> Iterator[Problem | Checked]:
         """Verify everything; yield problems as they are found, and a `Checked` regularly and at the end."""
+        ...
+
+    def commit_digests(self, space: str, *, after_seq: int = 0, limit: int = 1000) -> list[CommitDigest]:
+        """Return the next commits behind a sequence number, in order, with leaves computed from their rows.
+
+        Fewer than ``limit`` may be returned; none means that there are no more.
+        """
         ...
 
     def reindex(self, space: str) -> None:

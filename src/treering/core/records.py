@@ -182,6 +182,30 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
 
 
+class EventLeaf(msgspec.Struct, frozen=True, array_like=True):
+    """The leaf of an event that is stored, computed from its row."""
+
+    at: int
+    """Its position in the commit."""
+    id: str
+    salt: bytes
+    leaf: bytes
+
+
+class CommitDigest(msgspec.Struct, frozen=True, kw_only=True):
+    """The digest of a commit and what it is made of (see `core.digests`)."""
+
+    batch: str
+    first_seq: int
+    last_seq: int
+    committed_at_us: int
+    digest: bytes
+    leaves: CommitLeaves
+    events: tuple[EventLeaf, ...]
+    refs: tuple[str, ...]
+    """The refs that it changed, in order, without those that were erased."""
+
+
 class Erased(msgspec.Struct, frozen=True, kw_only=True):
     """What `erase` removed, and what it kept: shared objects by name, with the reason."""
 

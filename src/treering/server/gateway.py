@@ -19,7 +19,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from anyio import to_thread
@@ -32,8 +32,9 @@ from treering.core.engine import Engine
 from treering.core.ids import MAX_SPACE_CHARS, check_space
 from treering.core.query import Erasure, SearchQuery, SumQuery
 from treering.core.records import Lease, Problem, Ref, Slice
+from treering.core.unreadable import collecting
 from treering.engines.remote import protocol
-from treering.errors import Forbidden, InvalidInput, TreeringError
+from treering.errors import Corrupt, Forbidden, InvalidInput, TreeringError
 from treering.server import permissions
 from treering.server.auth import SIDE, Access
 from treering.server.http import problem_of
@@ -276,6 +277,18 @@ def _sums(target: GatewayTarget, query: SumQuery) -> Any:
     return target.engine.sums(target.space, query)
 
 
+Found = TypeVar("Found")
+
+
+def _whole(read: Callable[[], Found]) -> Found:
+    """Return a list, or raise `Corrupt` if something was left out of it: the client could not know."""
+    with collecting() as unreadable:
+        found = read()
+    for each in unreadable.values():
+        raise Corrupt(each.problem)
+    return found
+
+
 def _search(target: GatewayTarget, query: SearchQuery) -> Any:
     return target.engine.search(target.space, query)
 
@@ -298,11 +311,15 @@ SINGLE: Final[dict[str, Callable[[GatewayTarget, Any], Any]]] = {
     "missing": lambda target, args: sorted(target.engine.missing(target.space, args.names)),
     "lineage": lambda target, args: target.engine.lineage(target.space, args.list),
     "refs": _refs,
-    "scan_refs": lambda target, args: permissions.scan_refs(
-        target.access, target.engine, target.space, args.prefix, after=args.after, limit=args.limit
+    "scan_refs": lambda target, args: _whole(
+        lambda: permissions.scan_refs(
+            target.access, target.engine, target.space, args.prefix, after=args.after, limit=args.limit
+        )
     ),
-    "list_refs": lambda target, args: permissions.list_refs(
-        target.access, target.engine, target.space, args.query, after=args.after, limit=args.limit
+    "list_refs": lambda target, args: _whole(
+        lambda: permissions.list_refs(
+            target.access, target.engine, target.space, args.query, after=args.after, limit=args.limit
+        )
     ),
     "scan": lambda target, args: target.engine.scan(
         target.space, args.query, after=args.after, limit=args.limit
@@ -316,6 +333,9 @@ SINGLE: Final[dict[str, Callable[[GatewayTarget, Any], Any]]] = {
     "stats": lambda target, _: target.engine.stats(target.space),
     "erase": _erase,
     "sweep": _sweep,
+    "commit_digests": lambda target, args: target.engine.commit_digests(
+        target.space, after_seq=args.after_seq, limit=args.limit
+    ),
     "reindex": _reindex,
     "load": lambda target, part: target.engine.load(target.space, part),
 }

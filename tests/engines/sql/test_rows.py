@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 import treering
 from treering import api
 from treering.blobs.folder import FolderBlobs
-from treering.core.batch import Draft, Event
+from treering.core.batch import Draft, Event, Listing
 from treering.core.content import Address, Content
 from treering.core.ids import Scope, namespace_prefix, thread_of_scope, thread_scope_of
-from treering.core.query import Erasure, EventQuery, SumQuery
+from treering.core.query import Erasure, EventQuery, ListQuery, SumQuery
+from treering.core.unreadable import collecting
 from treering.engines.sql import rows
 from treering.engines.sql.rows import (
     CODES,
@@ -31,6 +32,7 @@ from treering.engines.sql.rows import (
 )
 from treering.engines.sqlite import open_sqlite
 from treering.errors import Corrupt, InvalidInput, TreeringError
+from treering.testing import batches
 
 SCOPE = str(Scope("user/1", "thread", "a/b"))
 THREAD = namespace_prefix("user/1") + "a/b"
@@ -200,6 +202,30 @@ def test_a_damaged_parent_is_noticed_when_its_row_is_read(tmp_path):
     connection.close()
     with treering.open(tmp_path / "store") as store, pytest.raises(Corrupt, match="event 'e'"):
         store.engine.scan(store.space, EventQuery())
+
+
+def test_a_damaged_ref_is_named_and_hides_no_others(tmp_path):
+    with treering.open(tmp_path / "store") as store:
+        for number in range(5):
+            draft = store.draft()
+            listing = Listing(list="l", namespace="n")
+            draft.set_ref(f"r{number}", b"1", scope="s", listing=listing)
+            store.commit(draft)
+    with sqlite3.connect(tmp_path / "store" / "treering.db") as connection:
+        connection.execute("UPDATE ref SET value = x'32' WHERE name IN ('r1', 'r2')")
+    connection.close()
+    with treering.open(tmp_path / "store") as store, collecting() as unreadable:
+        engine, query = store.engine, ListQuery(list="l", namespace="n")
+        assert [ref.name for ref in engine.scan_refs(store.space, "", limit=2)] == ["r0", "r3"]
+        page = engine.list_refs(store.space, query, limit=3)
+        assert [ref.name for ref in page.refs] == ["r4", "r3"]
+        rest = engine.list_refs(store.space, query, after=page.cursor, limit=3)
+        assert [ref.name for ref in rest.refs] == ["r0"]
+        assert unreadable.keys() == {"r1", "r2"}
+        with pytest.raises(Corrupt, match="ref 'r1'"):
+            engine.refs(store.space, ["r1"])
+        with pytest.raises(Corrupt, match="ref 'r1'"):
+            store.commit(batches.set_ref(store.space, "r1", b"3", expect=1))
 
 
 PHRASES = ('{"attributes":{"request.id":"', '{"attributes":{"', ',"provider":"', '"},"size":')

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from treering.core.query import Erasure, EventQuery, ListQuery, SearchQuery, SumQuery
     from treering.core.records import (
         Checked,
+        CommitDigest,
         Erased,
         ListInfo,
         Problem,
@@ -328,6 +329,12 @@ class MemoryEngine:
         with self._changed:
             found = list(maintenance.check(self._existing_space(space), read_content=read_content))
         return iter(found)
+
+    def commit_digests(self, space: str, *, after_seq: int = 0, limit: int = 1000) -> list[CommitDigest]:
+        """Return the next commits behind a sequence number, in order."""
+        check_limit(limit)
+        with self._changed:
+            return maintenance.commit_digests(self._space(space), after_seq=after_seq)[:limit]
 
     def reindex(self, space: str) -> None:
         """Recompute the roll-ups. There is no stored search index that could be stale."""

@@ -21,11 +21,14 @@ import msgspec
 from treering.core.batch import content_links, event_links, mark_reachable
 from treering.core.clock import SECOND_US, day_of
 from treering.core.content import list_address, object_address, slot_address
+from treering.core.digests import event_form, leaf
 from treering.core.query import forks_depend_on_it, ref_exists_again
 from treering.core.records import (
     BodyRow,
     Checked,
+    CommitDigest,
     Erased,
+    EventLeaf,
     EventRow,
     ItemRow,
     ListRow,
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 
     from treering.core.content import Address, Content
     from treering.core.query import Erasure
+    from treering.core.records import CommitRow
     from treering.engines.memory.space import Space
 
 
@@ -360,6 +364,34 @@ def load(space: Space, part: Slice, *, now_us: int) -> None:
             space.refs[row.ref.name] = row
     space.seq = max(space.seq, part.last_seq)
     space.committed_at_us = max(space.committed_at_us, part.committed_at_us)
+
+
+def commit_digests(space: Space, *, after_seq: int) -> list[CommitDigest]:
+    """Return the commits behind a sequence number, in order."""
+    commits = sorted(space.commits.values(), key=lambda commit: commit.receipt.last_seq)
+    return [_commit_digest(space, commit) for commit in commits if commit.receipt.last_seq > after_seq]
+
+
+def _commit_digest(space: Space, commit: CommitRow) -> CommitDigest:
+    receipt = commit.receipt
+    stored = [
+        space.records[seq] for seq in range(receipt.first_seq, receipt.last_seq + 1) if seq in space.records
+    ]
+    events: list[EventLeaf] = []
+    for record in stored:
+        salt = space.salts[record.seq]
+        own = leaf("event", salt, event_form(record.event))
+        events.append(EventLeaf(record.seq - receipt.first_seq, record.event.id, salt, own))
+    return CommitDigest(
+        batch=receipt.batch,
+        first_seq=receipt.first_seq,
+        last_seq=receipt.last_seq,
+        committed_at_us=receipt.committed_at_us,
+        digest=commit.digest,
+        leaves=commit.leaves,
+        events=tuple(events),
+        refs=tuple(receipt.versions),
+    )
 
 
 def stats(space: Space) -> SpaceStats:

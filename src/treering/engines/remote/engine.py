@@ -28,6 +28,7 @@ from treering.core.ids import check_id, check_space
 from treering.core.query import Erasure, EventQuery, ListQuery, SearchQuery, SumQuery, check_limit
 from treering.core.records import (
     Checked,
+    CommitDigest,
     Erased,
     Lease,
     ListInfo,
@@ -398,6 +399,11 @@ class RemoteEngine:
         for message in self._connections.stream(METHODS["check"], check_space(space), body):
             for found in _decoders["check"].decode(message):
                 yield found.problem if isinstance(found, protocol.ProblemFound) else found.checked
+
+    def commit_digests(self, space: str, *, after_seq: int = 0, limit: int = 1000) -> list[CommitDigest]:
+        """Return the next commits behind a sequence number, in order."""
+        args = protocol.DigestsRequest(after_seq=after_seq, limit=check_limit(limit))
+        return self._call("commit_digests", space, args)
 
     def reindex(self, space: str) -> None:
         """Rebuild all derived data: roll-ups and search index."""

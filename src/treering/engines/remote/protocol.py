@@ -30,6 +30,7 @@ from treering.core.engine import Caps
 from treering.core.query import Erasure, EventQuery, ListQuery, SearchQuery, SumQuery
 from treering.core.records import (
     Checked,
+    CommitDigest,
     Erased,
     Lease,
     ListInfo,
@@ -135,6 +136,13 @@ class ListRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: int = 0
 
 
+class DigestsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of commits with their digests."""
+
+    after_seq: int
+    limit: int
+
+
 class PrefixRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A page of names with a prefix."""
 
@@ -238,6 +246,9 @@ METHODS: Final[dict[str, Method]] = {
         Method(name="sweep", scope="admin", args=SweepRequest, reply=Swept, slow=True, repeatable=False),
         Method(
             name="check", scope="admin", args=CheckRequest, reply=list[ProblemFound | Progress], slow=True
+        ),
+        Method(
+            name="commit_digests", scope="admin", args=DigestsRequest, reply=list[CommitDigest], slow=True
         ),
         Method(name="reindex", scope="admin", args=NoArguments, reply=None, slow=True),
         Method(name="export", scope="admin", args=ExportRequest, reply=list[Slice], slow=True),

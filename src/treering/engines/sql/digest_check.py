@@ -12,8 +12,11 @@ since, in the same transaction.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import structs
 
 from treering.core.batch import Text
 from treering.core.clock import DAY_US
@@ -29,13 +32,14 @@ from treering.core.digests import (
     merkle_root,
     text_form,
 )
-from treering.core.records import Problem
+from treering.core.records import CommitDigest, EventLeaf, Problem
 from treering.engines.sql.commit.decide import unpack_receipt
 from treering.engines.sql.rows import (
     COMMIT_COLUMNS,
     RECORD_SELECT,
     REF_SELECT,
     commit_checksum,
+    read_record,
     record_of,
     ref_of,
     ref_row_form,
@@ -50,6 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from treering.core.content import Address, Content
+    from treering.engines.sql.rows import Dictionary
     from treering.engines.sql.session import Database, Row, Session
 
 PAGE: Final = 500
@@ -394,6 +399,52 @@ class ListCheck:
         if with_items and self._differs is not None:
             return f"its items from {self._differs} on are not what was appended"
         return None
+
+
+def commit_digests(session: Session, space: int, after_seq: int, limit: int) -> list[CommitDigest]:
+    """Return the next commits behind a sequence number, with the leaves of their events, as they are now."""
+    rows = session.rows(
+        f"{_COMMITS} AND last_seq > ? ORDER BY last_seq LIMIT ?", (space, after_seq, min(limit, PAGE))
+    )
+    total = 0
+    for count, row in enumerate(rows):
+        total += _span(row)
+        if count and total > _EVENTS:
+            rows = rows[:count]
+            break
+    if not rows:
+        return []
+    records = session.rows(
+        f"{RECORD_SELECT} WHERE e.space = ? AND e.seq >= ? AND e.seq <= ? ORDER BY e.seq",
+        (space, rows[0][2], rows[-1][3]),
+    )
+    events = [_event_leaf(row, session.dictionary) for row in records]
+    numbers = [row[0] for row in records]
+    found: list[CommitDigest] = []
+    for batch, _, first, last, at_us, stored, _, leaves, digest, _ in rows:
+        own = range(bisect_left(numbers, first), bisect_right(numbers, last))
+        found.append(
+            CommitDigest(
+                batch=batch,
+                first_seq=first,
+                last_seq=last,
+                committed_at_us=at_us,
+                digest=bytes(digest),
+                leaves=decode_leaves(leaves, f"commit {batch!r}"),
+                events=tuple([structs.replace(events[at], at=numbers[at] - first) for at in own]),
+                refs=tuple(unpack_receipt(batch, first, last, at_us, stored).versions),
+            )
+        )
+    return found
+
+
+def _event_leaf(row: Row, dictionary: Dictionary) -> EventLeaf:
+    """Return the leaf of the row as it is; an empty one if it cannot be read."""
+    salt, name = bytes(row[-2]), str(row[3])
+    try:
+        return EventLeaf(0, name, salt, leaf("event", salt, event_form(read_record(row, dictionary).event)))
+    except (Corrupt, *ODD):
+        return EventLeaf(0, name, salt, b"")
 
 
 def wrong_days(session: Session, space: int, first: int, last: int) -> list[str]:

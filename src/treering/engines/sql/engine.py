@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from treering.core.query import Erasure, EventQuery, ListQuery, SearchQuery, SumQuery
     from treering.core.records import (
         Checked,
+        CommitDigest,
         Erased,
         Problem,
         Ref,
@@ -380,6 +381,17 @@ class SqlEngine:
 
         number = self._number_or_not_found(space)
         return verify.check(self._database, self._objects, self._texts, number, read_content=read_content)
+
+    def commit_digests(self, space: str, *, after_seq: int = 0, limit: int = 1000) -> list[CommitDigest]:
+        """The next commits behind a sequence number, in order."""
+        from treering.engines.sql.digest_check import commit_digests
+
+        check_limit(limit)
+        number = self._space_number(space)
+        if number is None:
+            return []
+        with self._database.reading() as session:
+            return commit_digests(session, number, after_seq, limit)
 
     def reindex(self, space: str) -> None:
         """Rebuild all that is derived: roll-ups and search index."""

@@ -48,7 +48,8 @@ from treering.core.query import (
     encode_cursor,
     encode_list_cursor,
 )
-from treering.core.records import ListInfo, Page, Record, RefPage, list_place, locate
+from treering.core.records import ListInfo, Page, Record, RefPage, locate
+from treering.core.unreadable import note_unreadable
 from treering.engines.sql.commit.decide import ListState, check_list
 from treering.engines.sql.rows import (
     BODY_PART_BITS,
@@ -361,10 +362,29 @@ def refs(session: Session, space: int, names: Sequence[str]) -> dict[str, Ref]:
 
 
 def scan_refs(session: Session, space: int, prefix: str, after: str | None, limit: int) -> list[Ref]:
-    """Return existing refs under a prefix, by name."""
-    where, bounds = name_range("r.name", prefix, after)
-    sql = f"{REF_SELECT} WHERE r.space = ? AND r.value IS NOT NULL{where} ORDER BY r.name LIMIT ?"
-    return [ref_of(row) for row in session.rows(sql, (space, *bounds, check_limit(limit)))]
+    """Return existing refs under a prefix, by name; other refs take the place of damaged ones."""
+    check_limit(limit)
+    found: list[Ref] = []
+    while (lacking := limit - len(found)) > 0:
+        where, bounds = name_range("r.name", prefix, after)
+        sql = f"{REF_SELECT} WHERE r.space = ? AND r.value IS NOT NULL{where} ORDER BY r.name LIMIT ?"
+        rows = session.rows(sql, (space, *bounds, lacking))
+        found += _readable(rows)
+        if len(rows) < lacking:
+            break
+        after = rows[-1][0]
+    return found
+
+
+def _readable(rows: Sequence[Row]) -> Iterator[Ref]:
+    """Yield the refs of a list without those that are damaged, which are told of (`core.unreadable`)."""
+    for row in rows:
+        try:
+            ref = ref_of(row)
+        except Corrupt as error:
+            note_unreadable(row[0], error)
+        else:
+            yield ref
 
 
 def list_refs(session: Session, space: int, query: ListQuery, after: str | None, limit: int) -> RefPage:
@@ -393,11 +413,14 @@ def list_refs(session: Session, space: int, query: ListQuery, after: str | None,
         f"ORDER BY r.listed_us {direction}, r.name {direction} LIMIT ?",
         (*values, limit),
     )
-    refs = tuple(map(ref_of, rows))
     cursor = None
-    if len(refs) == limit:
-        cursor = encode_list_cursor(*list_place(refs[-1]))
-    return RefPage(refs=refs, cursor=cursor)
+    if len(rows) == limit:
+        cursor = encode_list_cursor(rows[-1][_LISTED_AT], rows[-1][0])
+    return RefPage(refs=tuple(_readable(rows)), cursor=cursor)
+
+
+_LISTED_AT: Final = 8
+"""The column of `REF_SELECT` that lists are sorted by."""
 
 
 def scan_scopes(session: Session, space: int, prefix: str, after: str | None, limit: int) -> list[str]:

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct, structs
 from treering.core.clock import to_iso
 from treering.core.retention import Keep
 from treering.errors import NotFound
+from treering.maintenance.audit import AuditReport, Proof, Seal
 from treering.maintenance.forget import Forgotten
 from treering.maintenance.gc import Collection
 from treering.maintenance.stats import Growth, Stats
@@ -48,6 +49,32 @@ class Selection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     namespace: str | None = None
     scope: str | None = None
     cascade: bool = False
+
+
+class SealList(Struct, frozen=True, kw_only=True):
+    """The seals of a project, oldest first, without their lists of commits."""
+
+    seals: tuple[Seal, ...]
+
+
+class SealRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When to seal: with fewer commits than ``min_commits``, only once the oldest is older than this."""
+
+    min_commits: Count = 1
+    max_age_seconds: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+
+
+class NewSeal(Struct, frozen=True, kw_only=True):
+    """The new seal, or null if there was nothing to seal."""
+
+    seal: Seal | None
+
+
+class PublishedSeals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seals as they were published, and the public key (PEM) that they have to be signed with, if any."""
+
+    against: tuple[Seal, ...] = ()
+    key: str | None = None
 
 
 class GrowthQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,6 +134,42 @@ def verify_store(call: Call[None, None]) -> Verification:
     return call.store.verify()
 
 
+@endpoint("GET", "/store/seals", tag="store", domain="maintenance")
+def list_seals(call: Call[None, None]) -> SealList:
+    """List the seals over the history of the project, oldest first."""
+    return SealList(seals=tuple(call.store.audit.seals()))
+
+
+@endpoint("GET", "/store/seals/{number}", tag="store", domain="maintenance")
+def get_seal(call: Call[None, None]) -> Seal:
+    """Return a seal with the list of its commits, to publish it."""
+    if not call.path["number"].isdecimal():
+        raise NotFound(f"seal {call.path['number']!r} not found; seals are numbered from 1")
+    return call.store.audit.export(int(call.path["number"]))
+
+
+@endpoint("POST", "/store/seals", tag="store", domain="maintenance")
+def make_seal(call: Call[None, SealRequest]) -> NewSeal:
+    """Seal what was committed since the last seal. Publish it where the operator cannot rewrite it."""
+    return NewSeal(
+        seal=call.store.audit.seal(
+            min_commits=call.body.min_commits, max_age_seconds=call.body.max_age_seconds
+        )
+    )
+
+
+@endpoint("POST", "/store/seals/verify", tag="store", domain="maintenance")
+def verify_seals(call: Call[None, PublishedSeals]) -> AuditReport:
+    """Check the project against published seals, and say which rows differ. Changes nothing."""
+    return call.store.audit.verify(call.body.against, key=call.body.key)
+
+
+@endpoint("GET", "/store/proofs/{event}", tag="store", domain="maintenance")
+def prove_event(call: Call[None, None]) -> Proof:
+    """Return the evidence that an event is part of the sealed history."""
+    return call.store.audit.prove(call.path["event"])
+
+
 @endpoint("POST", "/store/gc", tag="store", domain="maintenance")
 def collect_garbage(call: Call[None, Sweep]) -> Collection:
     """Drop what the rule does not keep, then remove unreachable data. A dry run by default."""
@@ -162,6 +225,11 @@ ENDPOINTS: Final = (
     get_stats,
     get_growth,
     verify_store,
+    list_seals,
+    get_seal,
+    make_seal,
+    verify_seals,
+    prove_event,
     collect_garbage,
     forget_in_store,
     reindex_store,
