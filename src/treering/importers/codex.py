@@ -134,6 +134,7 @@ class CodexSession(SessionReader):
         super().__init__(session, sizes, is_quiet=is_quiet)
         self._path = path
         self._runs: list[_OpenRun] = []
+        self._turns: set[str] = set()
         self._rows: dict[str, str] = {}
         self._model: str | None = None
         self._total: Any = None
@@ -177,7 +178,8 @@ class CodexSession(SessionReader):
         return items
 
     def _id(self, raw: RawLine, payload: Mapping[str, Any]) -> str:
-        if payload.get("type") in OUTPUTS and isinstance(payload.get("call_id"), str):
+        kind = payload.get("type")
+        if isinstance(kind, str) and kind in OUTPUTS and isinstance(payload.get("call_id"), str):
             return self._call_id(payload)
         data = b"\0".join((self.session.thread.encode(), b"%d" % raw.number, raw.text))
         return f"codex-{sha256(data).hexdigest()[:32]}"
@@ -191,10 +193,12 @@ class CodexSession(SessionReader):
         if item.type == "session_meta":
             self._read_meta(payload)
         turn = turn_of(item)
-        if turn is not None and (not self._runs or self._runs[-1].turn != turn):
+        if turn is not None and turn not in self._turns:
+            self._turns.add(turn)
             self._start(item, turn)
         if item.type == "turn_context":
-            self._model = payload.get("model") or self._model
+            model = payload.get("model")
+            self._model = model if model and isinstance(model, str) else self._model
         is_written = item.type == "response_item" and self._read_response(item)
         if item.type in {"event_msg", "token_usage_record"}:
             self._read_event(item)
@@ -377,7 +381,7 @@ def unwrapped(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         return str(value.get("type")), cast("dict[str, Any]", payload)
     if "instructions" in value and "type" not in value:
         return "session_meta", value
-    if value.get("type") in {"message", "reasoning"} | CALLS | OUTPUTS:
+    if str(value.get("type")) in {"message", "reasoning"} | CALLS | OUTPUTS:
         return "response_item", value
     return str(value.get("type") or value.get("record_type") or "without a type"), value
 

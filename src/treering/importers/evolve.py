@@ -23,8 +23,9 @@ import msgspec
 
 from treering.core.batch import Draft, Event
 from treering.core.encoding import encode_json
+from treering.core.ids import check_id
 from treering.core.query import EventQuery
-from treering.errors import NotFound
+from treering.errors import InvalidInput, NotFound
 from treering.importers.claude_code.turns import time_us
 from treering.importers.lines import BadLines, RawLine, decode_line, raw_lines, read_json, refuse_bad
 from treering.importers.registry import FileReport, ImportReport
@@ -249,10 +250,12 @@ def read_meta(path: Path) -> LogMeta | None:
     """
     for raw in raw_lines(path):
         try:
-            return msgspec.json.decode(raw.text, type=dict[str, LogMeta])[META]
+            meta = msgspec.json.decode(raw.text, type=dict[str, LogMeta])[META]
+            check_id(meta.tag, "tag")
+            return meta
         except KeyError:
             return None
-        except (msgspec.DecodeError, ValueError):
+        except (InvalidInput, ValueError, RecursionError):  # a ValueError is also what msgspec raises
             return _meta_of_name(path.stem)
     return None
 

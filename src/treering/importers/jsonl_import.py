@@ -213,6 +213,8 @@ class Inspection:
         self._owners: dict[str, tuple[str, str]] = {}
         self._places: dict[str, tuple[int, str | None]] = {}
         """Line number and parent of each checkpoint, in the order of the file."""
+        self._values: dict[str, frozenset[str]] = {}
+        """The names of the state values of each checkpoint that are dicts, whose keys a line may change."""
         self._rewinds: dict[str, tuple[str, str]] = {}
         self._events: dict[str, tuple[tuple[str, str], int]] = {}
         """Thread and time of each event."""
@@ -325,6 +327,7 @@ class Inspection:
         elif isinstance(line, ThreadLine):
             check_id(line.thread, "thread id")
             time_us(line.created_at)
+            created_at_us(line.head)
             self._threads[line.thread, line.namespace] = number, line
         elif isinstance(line, CheckpointLine):
             self._checkpoint(number, line)
@@ -367,15 +370,26 @@ class Inspection:
             raise InvalidInput(f"checkpoint {line.id!r} is in the file twice")
         if day_of(created_at_us(line.id)) != day_of(time_us(line.created_at)):
             raise InvalidInput(f"checkpoint {line.id!r} has an id of another day")
+        if line.parent is not None:
+            created_at_us(line.parent)
         known = self._lengths.get(line.parent or "", {})
         if line.parent is not None and line.parent >= line.id:
             raise InvalidInput(f"checkpoint {line.id!r} is older than its parent")
         for name, change in line.lists.items():
-            if change.keep < 0 or (line.parent in self._lengths and change.keep > known.get(name, 0)):
+            is_known = line.parent is None or line.parent in self._lengths
+            if change.keep < 0 or (is_known and change.keep > known.get(name, 0)):
                 raise InvalidInput(
                     f"list {name!r} keeps {change.keep} items, its parent has {known.get(name, 0)}"
                 )
         check_values(line)
+        values = self._values.get(line.parent or "", frozenset())
+        if line.parent in self._values and (lost := line.state.change.keys() - values):
+            raise InvalidInput(f"it changes keys of the state value {min(lost)!r}, which its parent lacks")
+        if line.state.whole or line.state.set or line.state.drop:
+            kept = frozenset[str]() if line.state.whole else values
+            dicts = {name for name, value in line.state.set.items() if isinstance(value_of(value), dict)}
+            values = kept.difference(line.state.set, line.state.drop) | dicts
+        self._values[line.id] = values
         if line.snapshot is not None:
             parse_address(line.snapshot)
         self._lengths[line.id] = {name: each.keep + len(each.add) for name, each in line.lists.items()}
@@ -435,7 +449,7 @@ class Inspection:
 
     def _drop_orphans(self) -> None:
         """Leave out checkpoints whose parent is nowhere."""
-        elsewhere = {parent for _, parent in self._places.values() if parent and parent not in self._owners}
+        elsewhere = {parent for _, parent in self._places.values() if parent}
         there = self._history.owners(elsewhere)
         revised = {line.id for _, line in self._revisions.values()} - self._owners.keys()
         known = self._history.owners(revised) if revised else {}
@@ -444,7 +458,8 @@ class Inspection:
                 self._drop(number, f"checkpoint {line.id!r}, which it revises, is not in the store")
                 del self._revisions[revision]
         for checkpoint, (number, parent) in self._places.items():
-            if parent is not None and parent not in self._owners and parent not in there:
+            is_earlier = parent in self._owners and self._places[parent][0] < number
+            if parent is not None and not is_earlier and parent not in there:
                 self._drop(number, f"the parent {parent!r} is neither in an earlier line nor in the store")
                 del self._owners[checkpoint]
 
@@ -454,9 +469,11 @@ class Inspection:
         heads = {line.head for _, line in lines if line.head not in self._owners}
         stored = self._history.owners(heads) if heads else {}
         for key, (number, line) in list(self._threads.items()):
-            if line.head in self._owners or line.head in stored:
+            if key in (self._owners.get(line.head), stored.get(line.head)):
                 continue
-            why = f"the head {line.head!r} of thread {line.thread!r} is not in the file, or cannot be read"
+            why = (
+                f"the head {line.head!r} of thread {line.thread!r} is not one of its checkpoints in the file"
+            )
             head = newest.get(key)
             if head is None:
                 self._drop(number, f"{why}; the thread is left out")
@@ -469,7 +486,7 @@ class Inspection:
         """Leave out threads without a head, and what needs a checkpoint that cannot be read."""
         if not self.bad.count:
             return
-        past: set[str | None] = set()
+        past: set[str | None] = {line.head for _, line in self._threads.values()}
         for checkpoint, (_, parent) in reversed(self._places.items()):
             if checkpoint in past or self._owners.get(checkpoint) in self._threads:
                 past.add(parent)

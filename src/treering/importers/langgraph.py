@@ -240,10 +240,10 @@ def _write(row: tuple[Any, ...]) -> Write:
         checkpoint=checkpoint,
         task=task,
         path=path or "",
-        index=index,
+        index=index if isinstance(index, int) else 0,
         channel=channel,
         form=form or "msgpack",
-        data=bytes(data or b""),
+        data=bytes(data) if isinstance(data, (bytes, memoryview)) else b"",
     )
 
 
@@ -347,7 +347,8 @@ class _Import:
     def run(self, name: str) -> ImportReport:
         found = self._source.counts()
         for thread, subgraph in self._source.graphs():
-            self._import(thread, subgraph, found[0])
+            if self._is_text(f"rows of thread {thread!r}", thread, subgraph):
+                self._import(thread, subgraph, found[0])
         lost = [found[which] - self._new[which] - self._known[which] for which in (0, 1)]
         return ImportReport(
             importer="langgraph",
@@ -373,10 +374,16 @@ class _Import:
 
         key = self._graphs.key(thread_id_of(thread), subgraph)
         stored = {step.graph_id for step in self._graphs.steps(key, subgraph=subgraph)}
-        rows = self._source.checkpoints(thread, subgraph)
+        rows = [
+            row
+            for row in self._source.checkpoints(thread, subgraph)
+            if self._is_text(f"checkpoint {row.id!r} of thread {thread!r}", row.id, row.parent or "")
+        ]
         writes: dict[str, list[Write]] = {}
         for write in self._source.writes(thread, subgraph):
-            writes.setdefault(write.checkpoint, []).append(write)
+            texts = (write.checkpoint, write.task, write.path, write.channel, write.form)
+            if self._is_text(f"a write of checkpoint {write.checkpoint!r} of thread {thread!r}", *texts):
+                writes.setdefault(write.checkpoint, []).append(write)
         parents: set[str] = set()
         for row in rows:
             if row.id in stored:
@@ -418,6 +425,13 @@ class _Import:
         )
         self._store.commit(draft)
 
+    def _is_text(self, what: str, *values: object) -> bool:
+        """Whether the keys of a row are text, which SQLite does not make sure of; else note that row."""
+        if all(isinstance(each, str) for each in values):
+            return True
+        self._bad.add(what, "its keys are not text")
+        return False
+
     def _import_writes(self, key: GraphKey, writes: list[Write]) -> None:
         if not writes:
             return
@@ -435,6 +449,14 @@ class _Import:
 
         with self._bad.skipping(""):
             checkpoint, metadata = self._source.content(thread, key.subgraph, row)
+            what = f"checkpoint {row.id!r} of thread {thread!r}"
+            if checkpoint.get("id") != row.id:
+                raise InvalidInput(f"{what} has the id {checkpoint.get('id')!r} in its content")
+            for name in ("channel_values", "channel_versions", "versions_seen"):
+                if not isinstance(checkpoint.get(name, {}), dict):
+                    raise InvalidInput(f"{what} has {name} that are not a dict")
+            if not all(isinstance(each, dict) for each in checkpoint.get("versions_seen", {}).values()):
+                raise InvalidInput(f"{what} has versions_seen that are not dicts")
             return PutRequest(
                 thread=thread,
                 parent=row.parent,

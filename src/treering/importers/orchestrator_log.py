@@ -21,7 +21,7 @@ from treering.core.clock import DAY_US, SECOND_US
 from treering.core.ids import check_id
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound
-from treering.importers.claude_code.turns import time_us
+from treering.importers.claude_code.turns import MAX_TOKENS, MAX_US, time_us
 from treering.importers.lines import BadLines, decode_object, raw_lines, refuse_bad
 from treering.importers.recording import BatchRecorder
 from treering.importers.registry import FileReport, ImportReport
@@ -283,14 +283,15 @@ def _time(value: Any) -> int | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)) and value > 0:
-        return round(value * (1000 if value >= _MILLISECONDS else SECOND_US))
+        ts_us = round(value * (1000 if value >= _MILLISECONDS else SECOND_US))
+        return ts_us if ts_us < MAX_US else None
     if isinstance(value, str):
         return time_us(value.replace(",", "."))  # asctime writes its milliseconds behind a comma
     return None
 
 
 def _usage(value: Any) -> Usage | None:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_TOKENS:
         return usage_of({"total": value})
     try:
         return usage_of(cast("dict[str, Any]", value)) if isinstance(value, dict) else None

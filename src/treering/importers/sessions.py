@@ -19,7 +19,7 @@ import msgspec
 
 from treering.core.batch import Event
 from treering.core.encoding import decode_json, encode, encode_json
-from treering.core.ids import Scope, thread_key
+from treering.core.ids import MAX_ID_CHARS, Scope, thread_key
 from treering.core.query import EventQuery, each_record
 from treering.errors import Conflict, InvalidInput, Unreachable
 from treering.importers.history_writer import HistoryWriter, ImportedCheckpoint, ImportedHead, ImportedList
@@ -322,7 +322,7 @@ class ImportedSession:
             draft.event(
                 Event(
                     id=id,
-                    kind=f"{self.tool}.{kind}",
+                    kind=f"{self.tool}.{kind}"[:MAX_ID_CHARS],
                     ts_us=ts_us,
                     scope=self.scope,
                     run=run,

@@ -20,6 +20,7 @@ from treering.errors import InvalidInput
 from treering.importers.claude_code.turns import (
     CONVERSATION,
     MAIN,
+    MAX_TOKENS,
     ClaudeLine,
     ClaudeTurn,
     claude_usage,
@@ -138,7 +139,7 @@ def acp_usage(given: Any) -> Usage | None:
 
     def count(key: str) -> int:
         value = counts.get(key)
-        return value if isinstance(value, int) and value > 0 else 0
+        return value if isinstance(value, int) and 0 < value < MAX_TOKENS else 0
 
     return Usage(
         input=count("inputTokens"),
@@ -212,7 +213,7 @@ class CodexItems:
         arguments = {key: value for key, value in item.items() if key not in _ENVELOPE | _OUTPUTS}
         self._recorder.open(name, label or str(item["type"]), input=arguments, ts_us=ts_us)
         if is_done:
-            failed = item.get("status") in _FAILED or item.get("error")
+            failed = str(item.get("status")) in _FAILED or item.get("error")
             output = {key: item[key] for key in _OUTPUTS if item.get(key) is not None}
             self._recorder.close(
                 name,
@@ -224,7 +225,7 @@ class CodexItems:
 
 def _count(given: Mapping[str, Any], key: str) -> int:
     value = given.get(key)
-    return value if isinstance(value, int) and value > 0 else 0
+    return value if isinstance(value, int) and 0 < value < MAX_TOKENS else 0
 
 
 StreamFormat = Literal["claude-code", "codex", "acp"]
@@ -369,7 +370,8 @@ class _Claude:
             line = read_line(text)
         except msgspec.DecodeError:
             return _type_of(value)
-        self._note(session=line.stream_session, model=value.get("model"))
+        model = value.get("model")
+        self._note(session=line.stream_session, model=model if isinstance(model, str) else None)
         if line.type in CONVERSATION:
             ts_us = line.ts_us or now_us
             self._turn.take(line, ts_us=ts_us, chain=self._chain(line, ts_us))

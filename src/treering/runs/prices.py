@@ -352,6 +352,10 @@ class ExchangeRate(msgspec.Struct, frozen=True, kw_only=True):
         return int((Decimal(nanos) * self.rate).to_integral_value())
 
 
+_LAST_DAY: Final = 2_932_896
+"""The last day of the year 9999, after which there are no dates."""
+
+
 class Exchange:
     """Reference rates, read when the first amount is converted."""
 
@@ -361,6 +365,8 @@ class Exchange:
     def rate(self, currency: str, day: int, *, into: str = EUR) -> ExchangeRate | None:
         """Return the rate of a UTC day (counted from 1970), or the last one before it."""
         check_currency(into)
+        if not 0 <= day <= _LAST_DAY:
+            return None
         if currency == into:
             return ExchangeRate(currency=currency, into=into, rate=Decimal(1), date=_iso(day))
         source, target = self._per_euro(currency, day), self._per_euro(into, day)

@@ -305,8 +305,9 @@ class ClaudeSession(SessionReader):
         """Read the file of a subagent."""
         about = _agent_metadata(path)
         name = path.stem.removeprefix("agent-")
-        tool = about.get("toolUseId") or self._spawned.get(name)
-        open_run = self._owner(tool if isinstance(tool, str) else None, lines)
+        called = about.get("toolUseId")
+        tool = called if called and isinstance(called, str) else self._spawned.get(name)
+        open_run = self._owner(tool, lines)
         if open_run is None:
             self._waiting.update(line.id for line in lines)
             self.is_over = False
@@ -372,7 +373,7 @@ def _text(line: ClaudeLine) -> str:
 def _agent_metadata(path: Path) -> dict[str, Any]:
     try:
         data = msgspec.json.decode(path.with_suffix(".meta.json").read_bytes())
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):  # a ValueError is also what msgspec raises
         return {}
     return cast("dict[str, Any]", data) if isinstance(data, dict) else {}
 

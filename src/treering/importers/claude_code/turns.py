@@ -31,6 +31,9 @@ CONVERSATION: Final = frozenset({"user", "assistant"})
 SYNTHETIC: Final = "<synthetic>"
 """The model of messages that the CLI writes itself."""
 
+MAX_US: Final = 1 << 53
+MAX_TOKENS: Final = 1 << 40
+"""Times and counts of a line are smaller, or it has none."""
 MAIN: Final = ""
 """The chain of the agent itself; subagents have named chains."""
 FINAL: Final = frozenset({"end_turn", "stop_sequence", "max_tokens", "refusal"})
@@ -156,7 +159,7 @@ class ClaudeTurn:
             chain.answer = Answer(id_, ts_us)
         chain.answer.add(line)
         for block in line.blocks:
-            if block.get("type") in {"tool_use", "server_tool_use"} and isinstance(block.get("id"), str):
+            if str(block.get("type")) in {"tool_use", "server_tool_use"} and isinstance(block.get("id"), str):
                 self.recorder.open(
                     block["id"],
                     str(block.get("name") or "tool"),
@@ -337,15 +340,17 @@ def model_usage(given: Mapping[str, Any]) -> Usage:
     )
 
 
-def time_us(text: str | None) -> int | None:
-    """Return an ISO time in microseconds; ``None`` if it is not one."""
-    if text is None:
+def time_us(text: Any) -> int | None:
+    """Return an ISO time in microseconds; ``None`` if it is not one, or not of this age."""
+    if not isinstance(text, str):
         return None
     try:
-        return from_datetime(datetime.fromisoformat(text))
-    except ValueError:
+        ts_us = from_datetime(datetime.fromisoformat(text))
+    except (ValueError, OverflowError):
         return None
+    return ts_us if 0 < ts_us < MAX_US else None
 
 
 def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 < value < MAX_TOKENS
+    return value if is_count else 0
