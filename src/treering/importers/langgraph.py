@@ -243,7 +243,7 @@ def _write(row: tuple[Any, ...]) -> Write:
         index=index if isinstance(index, int) else 0,
         channel=channel,
         form=form or "msgpack",
-        data=bytes(data) if isinstance(data, (bytes, memoryview)) else b"",
+        data=data if isinstance(data, bytes) else b"",
     )
 
 
