@@ -490,3 +490,31 @@ def test_a_result_with_a_screenshot_has_parts():
     assert [part.kind for part in found.parts] == ["text", "image"]
     assert found.parts[1].url == f"data:image/png;base64,{PIXEL}"
     assert message_text(read_message({"role": "user", "content": [result]})) == "the page\n[image image/png]"
+
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}},
+        {"type": "image", "image": PNG},
+        {"type": "file", "data": PNG, "mediaType": "image/png"},
+        {"type": "image", "data": PNG},
+        PNG,
+    ],
+)
+def test_an_image_that_is_stored_as_bytes_has_a_data_url(content):
+    for message in ({"role": "user", "content": [content]}, {"role": "tool", "content": [content]}):
+        (part,) = read_message(message).parts
+        (image,) = part.parts or [part]
+        assert (image.kind, image.media_type) == ("image", "image/png")
+        assert image.url == "data:image/png;base64," + base64.b64encode(PNG).decode()
+
+
+def test_bytes_that_are_no_image_are_a_file_and_large_ones_only_a_size():
+    (part,) = read_message({"role": "user", "content": b"\x00\x01"}).parts
+    assert (part.kind, part.url) == ("file", "data:application/octet-stream;base64,AAE=")
+    (part,) = read_message({"role": "user", "content": PNG + bytes(9_000_000)}).parts
+    assert (part.kind, part.url, part.text) == ("image", None, "9,000,028 bytes")

@@ -215,6 +215,37 @@ def test_a_message_can_be_seen_as_it_was_saved(page, gallery):
     expect(page.locator(".said pre.code .hljs-attr").first).to_have_text('"role"')
 
 
+def test_an_input_or_output_can_be_copied_and_seen_as_json(new_page, gallery):
+    page = new_page(permissions=["clipboard-read", "clipboard-write"])
+    page.goto(f"{gallery}/ui/#/runs/gallery-run")
+    output = page.locator(".turn.tool .out .payload")
+    output.hover()
+    output.get_by_role("button", name="Copy").click()
+    expect(output.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == ANSI
+    given = page.locator(".turn.llm .in .payload")
+    given.hover()
+    given.get_by_role("button", name="JSON").last.click()
+    expect(given.locator("pre.code")).to_contain_text('"messages"')
+
+
+def test_an_image_that_is_stored_as_bytes_is_shown(page, own_store):
+    store, url = own_store
+    image = base64.b64decode(png()) + b"\0" * 5000  # so large that it is an object of its own
+    store.thread("pictures").append(
+        {
+            "role": "user",
+            "content": [{"type": "image", "source": {"media_type": "image/png", "data": image}}],
+        },
+        {"role": "tool", "tool_call_id": "t", "content": [image]},
+    )
+    page.goto(f"{url}/ui/#/threads/pictures")
+    pictures = page.locator(".picture img")
+    expect(pictures).to_have_count(2)
+    for each in pictures.all():
+        assert each.evaluate("e => e.decode().then(() => e.naturalWidth)") == 24
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 390])
 def test_content_is_accessible_in_every_scheme_and_width(new_page, gallery, scheme, width):

@@ -146,19 +146,21 @@ export function App() {
           </p>
         )}
         {unreadable.value.length > 0 && (
-          <details class="banner" role="alert">
-            <summary>
-              {plural(unreadable.value.length, "entry", "entries")} cannot be read and left out of the lists. Run{" "}
-              <code>treering verify</code>.
-            </summary>
-            <ul>
-              {unreadable.value.map((each) => (
-                <li key={each.path + each.name}>
-                  <code>{each.name}</code> {each.problem}
-                </li>
-              ))}
-            </ul>
-          </details>
+          <div role="alert">
+            <details class="banner">
+              <summary>
+                {plural(unreadable.value.length, "entry", "entries")} cannot be read and left out of the lists. Run{" "}
+                <code>treering verify</code>.
+              </summary>
+              <ul>
+                {unreadable.value.map((each) => (
+                  <li key={each.path + each.name}>
+                    <code>{each.name}</code> {each.problem}
+                  </li>
+                ))}
+              </ul>
+            </details>
+          </div>
         )}
         <View place={place} id={id} />
       </main>

@@ -18,6 +18,7 @@ the value itself.
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
@@ -86,6 +87,8 @@ def read_message(message: Any) -> ReadMessage:
     """Return a message of any format as its role and parts."""
     if isinstance(message, str):
         return ReadMessage(role="message", parts=_texts(message))
+    if isinstance(message, bytes):
+        return ReadMessage(role="message", parts=[_bytes(message)])
     if not isinstance(message, Mapping):
         return ReadMessage(role="message", parts=[Part(kind="data", value=message)])
     return _read(cast("_Fields", message), 0)
@@ -274,10 +277,14 @@ def _content(content: Any) -> Iterator[Part]:
                 yield from _block(_mapping(each))
             elif isinstance(each, str):
                 yield from _texts(each)
+            elif isinstance(each, bytes):
+                yield _bytes(each)
             else:
                 yield Part(kind="data", value=each)
     elif isinstance(content, Mapping):
         yield from _block(_mapping(content))
+    elif isinstance(content, bytes):
+        yield _bytes(content)
     elif content is not None:
         yield Part(kind="data", value=content)
 
@@ -388,7 +395,7 @@ def _result(fields: _Fields, output: Any, *, name: str | None = None, call_id: s
         output = wrapped["result"]
     elif len(wrapped) == 1 and "error" in wrapped:
         is_error, output = True, wrapped["error"]
-    inner = list(_content(output)) if isinstance(output, (str, list, tuple)) else []
+    inner = list(_content(output)) if isinstance(output, (str, bytes, list, tuple)) else []
     is_text = bool(inner) and all(part.kind == "text" for part in inner)
     is_mixed = not is_text and any(part.kind != "data" for part in inner)
     return Part(
@@ -433,6 +440,16 @@ def _file(fields: _Fields) -> Iterator[Part]:
     yield found
 
 
+def _bytes(data: bytes, *, media_type: str | None = None, name: str | None = None) -> Part:
+    """Return stored bytes: an image, which their beginning tells, or a file."""
+    found = media_type or next((kind for start, kind in _BEGINNINGS if start.match(data)), None)
+    kind: PartKind = "image" if found is not None and found.startswith("image/") else "file"
+    if len(data) > _MAX_INLINE_BYTES:
+        return Part(kind=kind, text=f"{len(data):,} bytes", name=name, media_type=found)
+    url = f"data:{found or 'application/octet-stream'};base64,{b64encode(data).decode()}"
+    return Part(kind=kind, url=url, name=name, media_type=found)
+
+
 def _media(fields: _Fields, kind: PartKind) -> Part:
     """Return an image or file. Bytes become a ``data:`` URL; a provider's file id stays in ``text``."""
     inner: dict[str, Any] = {**fields}
@@ -452,9 +469,14 @@ def _media(fields: _Fields, kind: PartKind) -> Part:
             inner.update(_mapping(value))
         elif key in ("image_url", "image") and isinstance(value, str):
             inner["url"] = value
+        elif key in ("image", "file") and isinstance(value, bytes):
+            inner["data"] = value
     media_type = _string(inner, "media_type", "mediaType", "mime_type", "mimeType")
     data = _first(inner, "data", "base64", "file_data", "content", "result")
     url = _string(inner, "url", "uri", "file_uri", "fileUri", "file_url")
+    if url is None and isinstance(data, bytes):
+        name = _string(inner, "filename", "name", "title")
+        return _bytes(data, media_type=media_type or _TYPES.get(kind), name=name)
     if url is None and isinstance(data, str):
         is_url = data.startswith(("data:", "http:", "https:"))
         url = data if is_url else f"data:{media_type or _TYPES.get(kind, '')};base64,{data}"
@@ -585,6 +607,16 @@ _HOLDERS: Final = tuple(
 )
 """The fields of an image or file that hold its bytes or its address."""
 _TYPES: Final = {"image": "image/png"}
+_MAX_INLINE_BYTES: Final = 8_000_000
+"""Stored bytes up to this size are shown; of larger ones, only the size."""
+_BEGINNINGS: Final = (
+    (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),
+    (re.compile(rb"\xff\xd8\xff"), "image/jpeg"),
+    (re.compile(rb"GIF8[79]a"), "image/gif"),
+    (re.compile(rb"RIFF....WEBP", re.DOTALL), "image/webp"),
+    (re.compile(rb"%PDF-"), "application/pdf"),
+)
+"""How files of some types begin."""
 
 
 def _line(part: Part) -> str:

@@ -1,7 +1,7 @@
 """Approvals of the Agents SDK, kept with the thread until a person decides.
 
-A run that stops for approval is a `RunState`, which the SDK can write as JSON. It becomes the payload of the
-thread's pending interrupt, beside the calls that wait, which is what a person reads. The answer may come
+A run that stops for approval is a `RunState`, which the SDK can write as JSON. It is part of the thread's
+pending interrupt, whose payload lists the calls that wait: that is what a person reads. The answer may come
 from anywhere: the dashboard, the command line, `Thread.resume`. **Invariant:** an answer is applied to the
 state that it was given for, which the checkpoint before the answer holds.
 """
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from agents import RunState
 
 from treering.errors import InvalidInput
+from treering.threads.thread import new_interrupt
 
 if TYPE_CHECKING:
     from agents import Agent
@@ -27,14 +28,16 @@ RUN_STATE: Final = "run_state"
 CALLS: Final = "approvals"
 
 
-def pending_payload(result: RunResultBase) -> dict[str, Any] | None:
-    """Return what a run waits for: the calls to decide on, and its state; ``None`` if it does not wait."""
+def pending_interrupt(result: RunResultBase) -> dict[str, Any] | None:
+    """Return what a run waits for: the calls to decide on, and beside them its state; ``None`` if it does not
+    wait.
+    """
     state: Any = cast("Any", result).to_state()
     calls = [
         {"call_id": each.call_id, "tool": each.name, "arguments": _arguments(each.arguments)}
         for each in state.get_interruptions()
     ]
-    return {CALLS: calls, RUN_STATE: state.to_json()} if calls else None
+    return new_interrupt({CALLS: calls}, None) | {RUN_STATE: state.to_json()} if calls else None
 
 
 def _arguments(text: str | None) -> Any:
@@ -46,21 +49,21 @@ def _arguments(text: str | None) -> Any:
 
 
 def read_answer(thread: Thread) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Return the answer that a thread has, and the payload that it is about; ``None`` if there is none."""
+    """Return the answer that a thread has, and the run state that it is about; ``None`` if there is none."""
     newest = list(islice(thread.history(), 2))
     answer = newest[0].metadata.get("resumed") if newest else None
     pending = newest[1].pending_interrupt if len(newest) > 1 else None
-    payload = cast("dict[str, Any]", pending).get("payload") if isinstance(pending, dict) else None
-    if not isinstance(answer, dict) or not isinstance(payload, dict) or RUN_STATE not in payload:
+    state = cast("dict[str, Any]", pending).get(RUN_STATE) if isinstance(pending, dict) else None
+    if not isinstance(answer, dict) or not isinstance(state, dict):
         return None
-    return cast("dict[str, Any]", answer), cast("dict[str, Any]", payload)
+    return cast("dict[str, Any]", answer), cast("dict[str, Any]", state)
 
 
 async def apply_answer(
-    agent: Agent[Any], answer: Mapping[str, Any], payload: Mapping[str, Any]
+    agent: Agent[Any], answer: Mapping[str, Any], run_state: dict[str, Any]
 ) -> RunState[Any]:
     """Return the state with each waiting call approved or rejected."""
-    state: Any = await RunState.from_json(agent, payload[RUN_STATE])
+    state: Any = await RunState.from_json(agent, run_state)
     decided = _decisions(answer)
     for each in state.get_interruptions():
         is_approved, message = decided.get(each.call_id, decided[None])

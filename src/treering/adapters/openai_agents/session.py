@@ -54,7 +54,7 @@ try:
     from openai.types.responses import ResponseFunctionToolCall
     from pydantic import BaseModel
 
-    from treering.adapters.openai_agents.approvals import apply_answer, pending_payload, read_answer
+    from treering.adapters.openai_agents.approvals import apply_answer, pending_interrupt, read_answer
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] in {"agents", "openai"}:
         raise MissingExtra("treering.adapters.openai_agents", "openai-agents") from error
@@ -147,10 +147,10 @@ class TreeringSession(Closing):
         Return whether it waits. The answer may come from the dashboard, the command line or
         `Thread.resume`, in any process; `answered` then returns the state to go on with.
         """
-        payload = pending_payload(result)
-        if payload is not None:
-            await self._executor.call(self._thread.interrupt, payload)
-        return payload is not None
+        pending = pending_interrupt(result)
+        if pending is not None:
+            await self._executor.call(self._thread.checkpoint, pending_interrupt=pending, note="interrupt")
+        return pending is not None
 
     async def answered(self, agent: Agent[Any]) -> RunState[Any] | None:
         """Return the state of the run that waited, with the calls approved or rejected as was answered.

@@ -1,13 +1,13 @@
 // Messages, tool calls with input and output, and errors, in order.
-import { useMemo } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 
 import { at } from "../../base/api";
 import { useOnce } from "../../base/cache";
 import { count, duration, money } from "../../base/format";
 import { tokensOf, type ReadMessage, type RecordContent, type RunRecord } from "../../base/shapes";
-import { Status } from "../../ui/bits";
+import { Copy, Status } from "../../ui/bits";
 import { Value } from "../../ui/json";
-import { Messages, Output, Parts } from "../../ui/message";
+import { Messages, Output, Parts, Raw } from "../../ui/message";
 import { Rows } from "../../ui/rows";
 import { Empty } from "../../ui/states";
 import { title, type Trace } from "./trace";
@@ -150,6 +150,27 @@ export function Payload({
   /** Whether the messages are a conversation of which only the end is new. */
   isContext?: boolean;
 }) {
-  if (messages) return <Messages messages={messages} isFolded={isContext} />;
-  return typeof value === "string" ? <Output text={value} /> : <Value value={value} search />;
+  const [isRaw, setRaw] = useState(false);
+  const isText = typeof value === "string";
+  return (
+    <div class="payload">
+      <span class="payload-tools">
+        <Copy text={isText ? value : JSON.stringify(value, null, 2)} />
+        {!isText && (
+          <button type="button" class="quiet" aria-pressed={isRaw} onClick={() => setRaw(!isRaw)}>
+            JSON
+          </button>
+        )}
+      </span>
+      {isRaw ? (
+        <Raw value={value} />
+      ) : messages ? (
+        <Messages messages={messages} isFolded={isContext} />
+      ) : isText ? (
+        <Output text={value} />
+      ) : (
+        <Value value={value} search />
+      )}
+    </div>
+  );
 }
