@@ -118,6 +118,7 @@ MODULES = {
     "treering.adapters.langchain:TreeringTracer": "langchain",
     "treering.adapters.langgraph:TreeringSaver": "langgraph",
     "treering.adapters.openai_agents:TreeringSession": "openai-agents",
+    "treering.adapters.opentelemetry:TreeringSpanExporter": "opentelemetry",
     "treering.adapters.pydantic_ai:TreeringConversationStore": "pydantic-ai",
     "treering.compat.models:Run": "models",
 }

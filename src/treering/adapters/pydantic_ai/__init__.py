@@ -1,9 +1,10 @@
-"""pydantic-ai on a treering store: conversations and checkpoints; memory is in `pydantic_ai.memory`."""
+"""pydantic-ai on a treering store: conversations, checkpoints and runs; memory is in `pydantic_ai.memory`."""
 
 from treering.adapters.pydantic_ai.conversations import (
     TreeringCheckpoints,
     TreeringConversationStore,
     TreeringEffects,
+    TreeringRuns,
     load_history,
     save_run,
 )
@@ -12,6 +13,7 @@ __all__ = [
     "TreeringCheckpoints",
     "TreeringConversationStore",
     "TreeringEffects",
+    "TreeringRuns",
     "load_history",
     "save_run",
 ]

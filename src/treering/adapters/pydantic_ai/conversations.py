@@ -52,6 +52,7 @@ try:
     from pydantic_core import from_json, to_jsonable_python
 
     from treering.adapters.pydantic_ai.records import EntryNotFound, Records, dump_messages, load_messages
+    from treering.adapters.pydantic_ai.runs import Recorder, TreeringRuns
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] == "treering":
         raise
@@ -62,6 +63,7 @@ __all__ = [
     "TreeringCheckpoints",
     "TreeringConversationStore",
     "TreeringEffects",
+    "TreeringRuns",
     "dump_messages",
     "load_history",
     "load_messages",
@@ -84,6 +86,7 @@ class TreeringConversationStore(ConversationStore):
     def __init__(self, store: StoreOrUrl | None = None, *, namespace: str = "") -> None:
         space = checked_namespace(namespace)
         self._opened = Opened(store)
+        self._space = space
         self._records = Records(self._opened.store, space)
 
     async def load(
@@ -157,6 +160,10 @@ class TreeringConversationStore(ConversationStore):
             return None
         return _results(record.deferred_tool_requests, answer)
 
+    def recorder(self, *, is_on: bool = True) -> Recorder:
+        """Return a recorder for runs of agents whose conversations are stored here."""
+        return Recorder(self._opened, self._space, is_on=is_on)
+
     async def close(self) -> None:
         """Close the store, if it was opened here; a store that was passed in stays open."""
         await self._opened.aclose()
@@ -198,13 +205,14 @@ def _results(requests: DeferredToolRequests, answer: Mapping[str, Any]) -> Defer
     )
 
 
-class TreeringCheckpoints(AbstractCapability[Any]):
+class TreeringCheckpoints(TreeringRuns):
     """A capability that saves a run as it goes, however it is driven: `run`, `run_stream`, `iter`.
 
     ``checkpoint_after_tool_call`` saves each model response before its tools run, and their results before
     the next model call; without it, the run is saved when it ends. After a crash,
     ``agent.run(conversation=await conversations.load(id))`` continues. A run that starts with a different
     history than the stored one raises `ConversationConflict`. If a hook vetoes a save, the run continues.
+    ``record_runs`` also records the run, its model requests and tool calls, with tokens and cost.
     """
 
     def __init__(
@@ -213,7 +221,10 @@ class TreeringCheckpoints(AbstractCapability[Any]):
         *,
         checkpoint_after_tool_call: bool = True,
         scope: str | None = None,
+        record_runs: bool = True,
     ) -> None:
+        self._recorder = conversations.recorder(is_on=record_runs)
+        self._record_runs = record_runs
         self._conversations = conversations
         self._after_tool_call = checkpoint_after_tool_call
         self._scope = scope
@@ -225,7 +236,10 @@ class TreeringCheckpoints(AbstractCapability[Any]):
     async def for_run(self, ctx: RunContext[Any]) -> TreeringCheckpoints:  # noqa: ARG002 - pydantic-ai's signature
         """Return a new capability for each run, which remembers what that run has saved."""
         return TreeringCheckpoints(
-            self._conversations, checkpoint_after_tool_call=self._after_tool_call, scope=self._scope
+            self._conversations,
+            checkpoint_after_tool_call=self._after_tool_call,
+            scope=self._scope,
+            record_runs=self._record_runs,
         )
 
     async def before_run(self, ctx: RunContext[Any]) -> None:
@@ -285,14 +299,15 @@ class TreeringCheckpoints(AbstractCapability[Any]):
         if not new and deferred is None and not (counts_usage and ctx.usage != self._usage):
             return True
         try:
-            self._revision = await self._conversations.extend(
-                _conversation_id(ctx),
-                new,
-                expected_revision=self._revision,
-                usage=ctx.usage,
-                deferred_tool_requests=deferred,
-                scope=self._scope,
-            )
+            with self._recorder.active():
+                self._revision = await self._conversations.extend(
+                    _conversation_id(ctx),
+                    new,
+                    expected_revision=self._revision,
+                    usage=ctx.usage,
+                    deferred_tool_requests=deferred,
+                    scope=self._scope,
+                )
         except Vetoed:
             return False  # the run continues; the next save includes these messages
         self._remember(new)
