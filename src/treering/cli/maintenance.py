@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
@@ -47,6 +47,7 @@ def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     for command in (verify, gc, forget, index, reindex, copy, stats, backup, migrate):
         app.command()(command)
+    app.command("bind-role")(bind_role)
 
 
 @takes_store
@@ -470,3 +471,37 @@ def _pruned_lines(done: PruneResult) -> list[str]:
     if done.copied_bytes:
         lines.append(f"{would}copy {size(done.copied_bytes)} of objects still needed")
     return lines
+
+
+@takes_store
+def bind_role(
+    role: Annotated[str, typer.Argument(metavar="ROLE", help="A role of the PostgreSQL server.")],
+    *,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Let it read only.")] = False,
+    unbind: Annotated[bool, typer.Option("--unbind", help="Take the rights and the binding away.")] = False,
+    place: StorePlace,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a PostgreSQL role see one namespace only, by row-level security.
+
+    Run it as the owner of the tables. From the first binding on, other roles that do not own the tables see
+    nothing unless they are bound too.
+
+    Examples:
+        treering bind-role acme_app --namespace acme
+    """
+    from treering.errors import Unsupported
+
+    with place.existing() as opened:
+        if not opened.url.startswith("postgresql://"):
+            raise Unsupported(f"{opened.url} has no roles; select a PostgreSQL store with --store")
+        from treering.engines.postgres import roles
+
+        with cast("Any", opened.engine).sql_connection() as connection:
+            if unbind:
+                roles.unbind_role(connection, role)
+            else:
+                roles.bind_role(connection, role, opened.space, writes=not read_only)
+        space = None if unbind else opened.space
+    line = f"{role} sees nothing any more" if unbind else f"{role} sees namespace {space} only"
+    show({"role": role, "namespace": space, "read_only": read_only}, [line], as_json=as_json)

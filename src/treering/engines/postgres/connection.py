@@ -76,10 +76,15 @@ _DEFAULTS: Final = {
 """Connection parameters, unless the URL sets them. A server that went silent is noticed within a minute."""
 
 _SETTINGS: Final = (
-    "SELECT set_config('lock_timeout', %s, false), "
-    "set_config('idle_in_transaction_session_timeout', %s, false), "
-    "set_config('default_transaction_isolation', 'read committed', false)"
+    f"SELECT set_config('lock_timeout', '{LOCK_SECONDS:.0f}s', {{0}}), "
+    f"set_config('idle_in_transaction_session_timeout', '{STUCK_SECONDS:.0f}s', {{0}})"
 )
+_SESSION_SETTINGS: Final = (
+    f"{_SETTINGS.format('false')}, set_config('default_transaction_isolation', 'read committed', false)"
+)
+_WRITE_SETTINGS: Final = _SETTINGS.format("true")
+"""Behind a pooler, each write transaction sets its own."""
+_BACKEND: Final = "SELECT pg_backend_pid()"
 _BEGIN_SNAPSHOT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ"
 _BEGIN_READ: Final = f"{_BEGIN_SNAPSHOT} READ ONLY"
 _COUNTERS: Final = "SELECT seq, committed_at_us, scopes_dropped FROM space WHERE no = ?"
@@ -126,6 +131,7 @@ class PostgresDatabase:
     def __init__(self, url: PostgresUrl, *, clock: Clock | None) -> None:
         self.where = url.where
         self._conninfo = url.conninfo
+        self._has_pooler: bool | None = None
         self._server_clock = ServerClock()
         self._clock: Clock = clock or self._server_clock
         self.dictionary = Dictionary()
@@ -195,20 +201,21 @@ class PostgresDatabase:
                 raise translate(error, self.where) from error
             raise
         if keep:
-            self._pool.add(Pipeline(connection, self.where))
+            self._pool.add(self._pipeline(connection))
         else:
             connection.close()
 
     def connect(self) -> psycopg.Connection[Any]:
         """Open a new connection."""
         try:
-            connection = psycopg.connect(self._conninfo, autocommit=True, client_encoding="UTF8")
+            connection = psycopg.connect(
+                self._conninfo, autocommit=True, client_encoding="UTF8", prepare_threshold=None
+            )
         except psycopg.Error as error:
             raise connection_refused(error, self.where) from None
         try:
-            connection.execute(
-                _SETTINGS, [f"{seconds * 1000:.0f}ms" for seconds in (LOCK_SECONDS, STUCK_SECONDS)]
-            )
+            if not self._is_pooled(connection):
+                connection.execute(_SESSION_SETTINGS.encode())
             if self._server_clock.is_stale:
                 asked_at_us = steady_us()
                 for (server_us,) in connection.execute(_SERVER_TIME):
@@ -225,11 +232,29 @@ class PostgresDatabase:
             ((server_us,),) = session.rows(_SERVER_TIME)
             self._server_clock.set(server_us, asked_at_us=asked_at_us)
 
+    @property
+    def has_pooler(self) -> bool:
+        """Whether there is a connection pooler, through which notifications do not arrive."""
+        return bool(self._has_pooler)
+
+    def _is_pooled(self, connection: psycopg.Connection[Any]) -> bool:
+        """Whether a pooler (PgBouncer) is in between, which hands out process ids of its own.
+
+        Asked once: all connections of a database go the same way.
+        """
+        if self._has_pooler is None:
+            rows = connection.execute(_BACKEND).fetchall()
+            self._has_pooler = rows != [(connection.info.backend_pid,)]
+        return self._has_pooler
+
+    def _pipeline(self, connection: psycopg.Connection[Any]) -> Pipeline:
+        return Pipeline(connection, self.where, is_pooled=self._is_pooled(connection))
+
     def _connect_with_retry(self) -> Pipeline:
         deadline = time.monotonic() + RECONNECT_SECONDS
         while True:
             try:
-                return Pipeline(self.connect(), self.where)
+                return self._pipeline(self.connect())
             except Unreachable:
                 if time.monotonic() > deadline:
                     raise
@@ -309,6 +334,8 @@ class _WriteTransaction:
         self._session = session = PostgresSession(self._database.dictionary, self._pool)
         try:
             session.pipeline.begin()
+            if session.pipeline.is_pooled:
+                session.execute(_WRITE_SETTINGS)
             self._database.refresh_clock(session)
             if self._space is not None:
                 session.lock(self._space)

@@ -3,8 +3,8 @@
 All rows are in one database, or in one schema of it (``?options=-csearch_path%3D<schema>`` in the URL). Large
 staged objects go into packs of the blob store if one is given, otherwise into rows. A commit takes one round
 trip if the cache of this process decides it, otherwise two: one that reads what the batch touches, one that
-writes and commits. A connection pooler works if it supports prepared statements (PgBouncer
-from 1.21); if it swallows notifications, followers see commits within a second.
+writes and commits. Behind a connection pooler in transaction mode (PgBouncer) nothing outlives a
+transaction: statements are not prepared, settings are local, and followers look every second.
 
 Full-text search (`PostgresTextIndex`) works on rows of lexemes, without any extension. A row of ``fts`` holds
 the stems (or trigrams) of a text as a ``tsvector``, with how often each occurs, and two more lexemes that
@@ -535,7 +535,7 @@ class Follower:
             return
         with self._changed:
             self._waiters += 1
-            if self._listener is None and not self._closed:
+            if self._listener is None and not self._closed and not self._database.has_pooler:
                 self._wake, self._wake_sender = os.pipe()
                 self._listener = threading.Thread(target=self._listen, name="treering-follow", daemon=True)
                 self._listener.start()

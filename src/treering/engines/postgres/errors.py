@@ -40,15 +40,7 @@ class StaleCache(TreeringError):
 _LOST: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03"})
 """The server went away or ended the session: shutdown, crash, start-up, idle too long."""
 
-_ASSUMED_NEW: Final = frozenset(
-    {
-        "commits_space_batch_key",
-        "event_space_day_id_key",
-        "list_space_id_key",
-        "ref_pkey",
-        "scope_space_name_key",
-    }
-)
+_UNIQUE_VIOLATION: Final = "23505"
 _DIVISION_BY_ZERO: Final = "22012"
 """How a statement reports that its condition does not hold: nothing else divides (`guarded`)."""
 
@@ -57,7 +49,7 @@ def error_of_result(result: PGresult, where: str) -> TreeringError:
     """Return our error for a statement that the server refused; ``where`` names the database."""
     state = _field(result, DiagnosticField.SQLSTATE)
     message = _field(result, DiagnosticField.MESSAGE_PRIMARY) or result.get_error_message().strip()
-    if state == "23505" and _field(result, DiagnosticField.CONSTRAINT_NAME) in _ASSUMED_NEW:
+    if state == _UNIQUE_VIOLATION:  # the name of the key does not tell which: partitions have their own
         return AlreadyStored(f"{where}: {message}")
     if state == _DIVISION_BY_ZERO:
         return StaleCache(f"{where}: {message}")
@@ -84,7 +76,7 @@ def connection_refused(error: Error, where: str) -> Unreachable:
 
 
 def _of_state(state: str, message: str, where: str) -> TreeringError:
-    if not state or state in _LOST or state.startswith("08"):
+    if not state or state in _LOST or (state.startswith("08") and state not in _KINDS):
         return ConnectionLost(f"{where}: connection lost ({message}); retry when the server is back")
     for prefix, (kind, advice) in _KINDS.items():
         if state.startswith(prefix):
@@ -92,6 +84,7 @@ def _of_state(state: str, message: str, where: str) -> TreeringError:
     return TreeringError(f"{where}: PostgreSQL reports {message} ({state})")
 
 
+_POOL_MODE: Final = "set pool_mode = transaction or session in PgBouncer"
 _KINDS: Final[dict[str, tuple[type[TreeringError], str]]] = {
     "25006": (ReadOnly, "connect to the primary, or as a role that may write"),
     "42501": (ReadOnly, "grant this role all rights on the tables and sequences of the store"),
@@ -106,8 +99,9 @@ _KINDS: Final[dict[str, tuple[type[TreeringError], str]]] = {
     "XX002": (Corrupt, "REINDEX the database, then run `treering verify`"),
     "22": (InvalidInput, "nothing was written"),
     "54": (InvalidInput, "a name or value is too large for PostgreSQL; nothing was written"),
-    "26000": (Unsupported, "a connection pooler lost prepared statements; use PgBouncer 1.21 or newer"),
-    "42P05": (Unsupported, "a connection pooler mixed up prepared statements; use PgBouncer 1.21 or newer"),
+    "26000": (Unsupported, f"a connection pooler lost a prepared statement; {_POOL_MODE}"),
+    "42P05": (Unsupported, f"a connection pooler mixed up connections; {_POOL_MODE}"),
+    "08P01": (Unsupported, f"a pooler or proxy broke the protocol; {_POOL_MODE}"),
 }
 """By SQLSTATE or its prefix; the first that matches counts."""
 

@@ -7,6 +7,8 @@ cost, so this one talks to libpq through `psycopg.pq`, and leaves the conversion
 
 Every statement is prepared under a name when it is first used. Integers are declared as ``bigint`` and other
 types are left to the server to infer, so one statement text is one prepared statement, whatever the values.
+Behind a connection pooler, which may give each transaction another connection of the server, nothing is
+prepared: the server parses every statement, and no name can mean another client's statement.
 
 A write transaction is held back until a result is needed (`Pipeline.begin`). If none is needed before its
 end, it is sent without ``BEGIN`` and ``COMMIT``: the server runs everything up to a sync as one transaction.
@@ -17,6 +19,7 @@ only after `roll_back` has succeeded.
 
 from __future__ import annotations
 
+import os
 import re
 import select
 from collections.abc import Sequence
@@ -56,6 +59,10 @@ def numbered(sql: str) -> bytes:
     return _PARAMETER.sub(lambda found: f"${next(numbers)}" if found[0] == "?" else found[0], sql).encode()
 
 
+def _types(parameters: Sequence[Any]) -> list[int]:
+    return [_INT8 if type(value) is int else 0 for value in parameters]
+
+
 class PendingResult:
     """The result of a queued statement; ``result`` is set by the next `Pipeline.collect`."""
 
@@ -81,9 +88,11 @@ class PendingResult:
 class Pipeline:
     """One connection, used by one thread at a time. ``where`` names the database in errors."""
 
-    def __init__(self, connection: Connection[Any], where: str) -> None:
+    def __init__(self, connection: Connection[Any], where: str, *, is_pooled: bool = False) -> None:
         connection.adapters.register_dumper(int, Int8Dumper)
         self.where = where
+        self.is_pooled = is_pooled
+        """Whether a pooler is in between: what is set for the session is lost, or set for somebody else."""
         self.dead = False
         self.failed = False
         """Whether the open transaction can only be rolled back."""
@@ -93,6 +102,8 @@ class Pipeline:
         self._names: dict[str, bytes] = {}
         self._unproven: list[str] = []
         """Statements whose preparation has not been confirmed."""
+        self._prefix = b"t" + os.urandom(6).hex().encode()
+        """Names of this connection only, should a pooler that was not noticed mix up connections."""
         self._last_name = 0
         self._due: list[PendingResult | Literal["prepare", "sync"]] = []
         self._held: list[PendingResult] | None = None
@@ -240,8 +251,12 @@ class Pipeline:
 
     def _queue(self, pending: PendingResult, values: Any, formats: Any) -> None:
         try:
-            name = self._names.get(pending.sql) or self._prepare(pending.sql, pending.parameters)
-            self._pgconn.send_query_prepared(name, values, formats, Format.BINARY)
+            if self.is_pooled:
+                types = _types(pending.parameters)
+                self._pgconn.send_query_params(numbered(pending.sql), values, types, formats, Format.BINARY)
+            else:
+                name = self._names.get(pending.sql) or self._prepare(pending.sql, pending.parameters)
+                self._pgconn.send_query_prepared(name, values, formats, Format.BINARY)
         except Error as error:
             raise self._connection_failed(error) from None
         self._due.append(pending)
@@ -259,9 +274,8 @@ class Pipeline:
 
     def _prepare(self, sql: str, parameters: Sequence[Any]) -> bytes:
         self._last_name += 1
-        name = b"t%d" % self._last_name
-        types = [_INT8 if type(value) is int else 0 for value in parameters]
-        self._pgconn.send_prepare(name, numbered(sql), types)
+        name = self._prefix + b"%d" % self._last_name
+        self._pgconn.send_prepare(name, numbered(sql), _types(parameters))
         self._due.append("prepare")
         self._names[sql] = name
         self._unproven.append(sql)

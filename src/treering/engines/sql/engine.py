@@ -42,10 +42,12 @@ from treering.engines.sql.commit.decide import (
 from treering.engines.sql.commit.write import encode_batch, merge_dependencies, write_group
 from treering.engines.sql.objects import PackGone
 from treering.engines.sql.read import ItemCache
+from treering.engines.sql.rows import space_number
 from treering.errors import (
     Busy,
     Closed,
     Corrupt,
+    InvalidInput,
     NotFound,
     ReadOnly,
     StoreFull,
@@ -443,15 +445,18 @@ class SqlEngine:
         return number
 
     def _create_space(self, name: str) -> int:
-        now_us = self._database.now_us()
+        given = {"name": name, "seq": 0, "committed_at_us": 0, "created_at_us": self._database.now_us()}
+        if self._database.dialect == "postgresql":
+            given["no"] = space_number(name)
         with self._database.writing() as session:
             session.run(
-                "INSERT INTO space (name, seq, committed_at_us, created_at_us) VALUES (?, 0, ?, ?) "
-                "ON CONFLICT (name) DO NOTHING",
-                (name, 0, now_us),
+                f"INSERT INTO space ({', '.join(given)}) VALUES ({', '.join('?' * len(given))}) "
+                "ON CONFLICT DO NOTHING",
+                tuple(given.values()),
             )
-            ((number,),) = session.rows("SELECT no FROM space WHERE name = ?", (name,))
-        return number
+            for (number,) in session.rows("SELECT no FROM space WHERE name = ?", (name,)):
+                return number
+        raise InvalidInput(f"the number of space {name!r} is taken by another space; choose another name")
 
 
 def outcome_of(decision: AcceptedBatch | Outcome, written: dict[str, Receipt]) -> Outcome:

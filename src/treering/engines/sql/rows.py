@@ -130,6 +130,14 @@ def number_of_key(key: str) -> int:
         return 0
 
 
+def space_number(name: str) -> int:
+    """Return the number of a space on PostgreSQL, which follows from its name.
+
+    So it is the same in every database, and the rows of a space can move to another one as they are.
+    """
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
+
+
 def run_rows(space: int, runs: Iterable[str | None]) -> list[tuple[int, int, str]]:
     """Return the rows for `RUN` with the names of these runs."""
     return [(space, run_number(run), run) for run in dict.fromkeys(runs) if run is not None]

@@ -7,16 +7,6 @@ CREATE TABLE meta (
   PRIMARY KEY ("key")
 );
 
-CREATE TABLE space (
-  no INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
-  name TEXT NOT NULL,
-  seq INTEGER NOT NULL,
-  committed_at_us INTEGER NOT NULL,
-  created_at_us INTEGER NOT NULL,
-  scopes_dropped INTEGER DEFAULT 0 NOT NULL,
-  CONSTRAINT space_name_key UNIQUE (name)
-);
-
 CREATE TABLE scope (
   space INTEGER NOT NULL,
   no INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
@@ -237,6 +227,16 @@ CREATE TABLE text (
   CONSTRAINT text_space_collection_name_key UNIQUE (space, collection, name)
 );
 CREATE INDEX text_scope ON text (space, scope);
+
+CREATE TABLE space (
+  no INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+  name TEXT NOT NULL,
+  seq INTEGER NOT NULL,
+  committed_at_us INTEGER NOT NULL,
+  created_at_us INTEGER NOT NULL,
+  scopes_dropped INTEGER DEFAULT 0 NOT NULL,
+  CONSTRAINT space_name_key UNIQUE (name)
+);
 
 CREATE TABLE fresh (
   slot INTEGER NOT NULL,

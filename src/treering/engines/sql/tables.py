@@ -17,7 +17,7 @@ the row with the highest number is never deleted. See docs/decisions/0002-schema
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
@@ -109,19 +109,6 @@ def _checksum() -> Column[int]:
 
 
 meta = Table("meta", metadata, Column("key", _Name, primary_key=True), _name("value"))
-
-space = Table(
-    "space",
-    metadata,
-    _key(),
-    _name("name"),
-    _number("seq"),
-    _number("committed_at_us"),
-    _number("created_at_us"),
-    Column("scopes_dropped", _Number, nullable=False, server_default=sql("0")),
-    UniqueConstraint("name"),
-    sqlite_autoincrement=True,
-)
 
 scope = Table(
     "scope",
@@ -426,6 +413,31 @@ text = Table(
     UniqueConstraint("space", "collection", "name"),
     Index("text_scope", "space", "scope"),
     info={_ROWID: "no"},
+)
+
+
+def _spaces(owner: MetaData, key: Column[int], *rest: Any, **options: Any) -> None:
+    Table(
+        "space",
+        owner,
+        key,
+        _name("name"),
+        _number("seq"),
+        _number("committed_at_us"),
+        _number("created_at_us"),
+        Column("scopes_dropped", _Number, nullable=False, server_default=sql("0")),
+        *rest,
+        **options,
+    )
+
+
+# On PostgreSQL the number follows from the name (`rows.space_number`), so that it is the same in every
+# database, and no constraint but the primary key is needed. In SQLite small numbers make small rows.
+_spaces(own_metadata["sqlite"], _key(), UniqueConstraint("name"), sqlite_autoincrement=True)
+_spaces(
+    own_metadata["postgresql"],
+    Column("no", _Number, primary_key=True, autoincrement=False),
+    Index("space_name", "name"),
 )
 
 # Derived from `text`. SQLite has an FTS5 table ``fts_<collection>`` per collection instead, created with the

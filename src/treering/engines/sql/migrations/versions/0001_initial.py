@@ -33,16 +33,18 @@ def upgrade() -> None:
     )
     op.create_table(
         "space",
-        sa.Column("no", NUMBER, sa.Identity(), nullable=False),
+        sa.Column("no", NUMBER, *([sa.Identity()] if is_sqlite else []), autoincrement=False, nullable=False),
         sa.Column("name", NAME, nullable=False),
         sa.Column("seq", NUMBER, nullable=False),
         sa.Column("committed_at_us", NUMBER, nullable=False),
         sa.Column("created_at_us", NUMBER, nullable=False),
         sa.Column("scopes_dropped", NUMBER, server_default=sa.text("0"), nullable=False),
         sa.PrimaryKeyConstraint("no"),
-        sa.UniqueConstraint("name", name="space_name_key"),
+        *([sa.UniqueConstraint("name", name="space_name_key")] if is_sqlite else []),
         sqlite_autoincrement=True,
     )
+    if not is_sqlite:
+        op.create_index("space_name", "space", ["name"])
     op.create_table(
         "scope",
         sa.Column("space", NUMBER, autoincrement=False, nullable=False),
