@@ -118,3 +118,13 @@ def test_a_child_process_is_armed_by_its_environment(action, code, printed):
 def test_a_malformed_environment_is_rejected():
     with pytest.raises(InvalidInput, match="name=action"):
         failpoints.arm_from("test.point")
+
+
+def test_a_function_is_called_at_every_hit():
+    called: list[int] = []
+    failpoints.arm("test.point", lambda: called.append(failpoints.hits("test.point")))
+    failpoints.hit("test.point")
+    failpoints.hit("test.point")
+    failpoints.disarm("test.point")
+    failpoints.hit("test.point")
+    assert called == [1, 2]

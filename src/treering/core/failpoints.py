@@ -16,6 +16,8 @@ now"; without it, the action applies to every hit.
 - ``raise``: raise `Injected`; ``raise:ENOSPC`` raises an `OSError` with that errno instead.
 - ``sleep:20``: the thread sleeps for 20 milliseconds (``sleep:20:3``: on the third hit).
 - ``count``: nothing happens, but `hits` counts.
+
+Instead of an action, `arm` takes a function, which is called at every hit and may raise anything.
 """
 
 from __future__ import annotations
@@ -24,9 +26,12 @@ import errno
 import os
 import time
 from threading import Lock
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from treering.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ENVIRONMENT: Final = "TREERING_FAILPOINTS"
 EXIT_CODE: Final = 86
@@ -39,14 +44,19 @@ class Injected(RuntimeError):
 class _Armed:
     """The action of one armed failpoint, and its number of hits."""
 
-    def __init__(self, name: str, action: str) -> None:
-        word, *rest = action.split(":")
+    def __init__(self, name: str, action: str | Callable[[], None]) -> None:
         self.name = name
-        self.word = word
         self.hits = 0
         self.lock = Lock()
         self.errno = 0
         self.milliseconds = 0
+        self.only: int | None = None
+        self.function = action if not isinstance(action, str) else None
+        if not isinstance(action, str):
+            self.word = "call"
+            return
+        word, *rest = action.split(":")
+        self.word = word
         if word == "raise" and rest and not rest[0].isdecimal():
             self.errno = getattr(errno, rest.pop(0), 0) or _refuse(name, action)
         elif word == "sleep":
@@ -62,7 +72,9 @@ class _Armed:
             due = self.only is None or self.hits == self.only
         if not due or self.word == "count":
             return
-        if self.word == "kill":
+        if self.function is not None:
+            self.function()
+        elif self.word == "kill":
             import signal  # slow to import, and every store imports this module
 
             os.kill(os.getpid(), signal.SIGKILL)
@@ -99,8 +111,8 @@ def is_armed(name: str) -> bool:
     return name in _armed
 
 
-def arm(name: str, action: str) -> None:
-    """Arm a declared failpoint, replacing its current action."""
+def arm(name: str, action: str | Callable[[], None]) -> None:
+    """Arm a declared failpoint with an action or a function, replacing the current one."""
     if name not in _declared:
         _undeclared(name)
     _armed[name] = _Armed(name, action)

@@ -317,7 +317,7 @@ class Worker:
         own = self._lease.worker
         tasks_by_worker: dict[str, list[VersionedTask]] = {}
         for versioned in self._cache.open():
-            for worker in {each.worker for each in versioned.task.open_occurrences}:
+            for worker in dict.fromkeys(each.worker for each in versioned.task.open_occurrences):
                 if worker is not None and worker != own:
                     tasks_by_worker.setdefault(worker, []).append(versioned)
                 elif worker is not None:
@@ -616,11 +616,11 @@ class TaskCache:
                 self._due.add(ref)
         due = self._due | self._waiting
         urgent = due & self._urgent
-        return DueTasks([self._tasks[ref] for ref in urgent], [self._tasks[ref] for ref in due - urgent])
+        return DueTasks(self._in_order(urgent), self._in_order(due - urgent))
 
     def open(self) -> list[VersionedTask]:
         """Return the tasks with open occurrences."""
-        return [self._tasks[ref] for ref in self._open]
+        return self._in_order(self._open)
 
     def next_us(self) -> int | None:
         """Return when the next occurrence is due; 0 if one is due already."""
@@ -641,7 +641,7 @@ class TaskCache:
             changed.add(task_ref_of_scope(record.event.scope))
             self._last_seq = record.seq
         self._invalid = set()
-        self._reload(list(changed))
+        self._reload(sorted(changed))
 
     def put(self, ref: str, version: int, task: Task) -> None:
         """Store a task, unless the cache already holds this version or a newer one."""
@@ -689,6 +689,10 @@ class TaskCache:
             # One corrupt task must not keep the others from running.
             self._drop(ref.name)
             _log.exception("skipping a corrupt task")
+
+    def _in_order(self, refs: Iterable[str]) -> list[VersionedTask]:
+        """Return tasks in an order that every run repeats."""
+        return [self._tasks[ref] for ref in sorted(refs)]
 
     def _drop(self, ref: str) -> None:
         self._tasks.pop(ref, None)
