@@ -13,7 +13,9 @@ import pytest
 
 import treering
 from treering.compat.agentry import Lab
-from treering.errors import InvalidInput, Unreachable
+from treering.core.ids import thread_scope
+from treering.errors import Conflict, InvalidInput, Unreachable
+from treering.threads.checkpoint_file import CheckpointRow
 
 SAID = {"iter": 0, "agent_id": "pro", "role": "agent", "content": "Yes."}
 
@@ -79,6 +81,65 @@ def test_clean_is_for_one_thread_and_leaves_nothing_of_it_in_the_files(lab):
     assert [each.content for each in lab.transcript("other").read()] == ["the other word"]
     with pytest.raises(InvalidInput, match="no current thread"), Lab(lab.store) as nobody:
         nobody.clean()
+
+
+ERASURES = {
+    "clean": lambda store: store.thread("debate").clean(),
+    "clean checkpoints": lambda store: store.thread("debate").clean(delete_transcript=False),
+    "delete": lambda store: store.thread("debate").delete(),
+    "forget": lambda store: store.forget(thread="debate"),
+    "forget the scope": lambda store: store.forget(scope=thread_scope("debate", "")),
+}
+
+
+@pytest.mark.parametrize("how", ERASURES)
+def test_whatever_erases_a_thread_erases_its_row_too(lab, how):
+    """Also in a process that knows nothing of the lab, such as `treering forget`."""
+    lab.save_checkpoint("debate", state(running_summary="a secret word"))
+    lab.save_checkpoint("debate", state(running_summary="another secret word"))
+    lab.save_checkpoint("other", {"iter": 1})
+    assert ERASURES[how](lab.store).kept == {}
+    assert set(rows()) == {"other"}
+    assert b"secret word" not in Path("outputs/checkpoints.db").read_bytes()
+    lab.save_checkpoint("debate", {"iter": 5})
+    assert json.loads(rows()["debate"][0]) == {"iter": 5}
+
+
+def test_the_row_of_a_thread_whose_erasure_failed_is_there_again(lab):
+    lab.save_checkpoint("debate", state())
+    before = rows()["debate"]
+    lab.store.thread("debate").fork("debate-2")
+    with pytest.raises(Conflict):
+        lab.store.forget(thread="debate")
+    assert rows()["debate"] == before
+
+
+@pytest.mark.parametrize("before", ["commit", "erase"])
+def test_a_row_that_is_written_during_an_erasure_is_erased_too(lab, monkeypatch, before):
+    """Another process has saved, and writes the row when this one has deleted it but not yet the thread."""
+    lab.save_checkpoint("debate", state(running_summary="a secret word"))
+    row = CheckpointRow(lab.store.engine, lab.store.space, "debate", "", path=Path("outputs/checkpoints.db"))
+    real, writes = getattr(lab.store.engine, before), iter([row.catch_up])
+
+    def late(*arguments):
+        for write in writes:
+            write()
+        return real(*arguments)
+
+    monkeypatch.setattr(lab.store.engine, before, late)
+    assert lab.store.forget(thread="debate").kept == {}
+    assert next(writes, None) is None
+    assert rows() == {}
+    row.catch_up()  # and one that comes after it finds nothing to write
+    assert rows() == {}
+
+
+def test_a_file_that_cannot_be_touched_is_named(lab):
+    lab.save_checkpoint("debate", state())
+    Path("outputs/checkpoints.db").write_bytes(b"this is no database" * 100)
+    ((path, why),) = lab.store.forget(thread="debate").kept.items()
+    assert path == str(Path("outputs/checkpoints.db").absolute())
+    assert "by hand" in why
 
 
 def test_rows_of_another_program_stay(lab):

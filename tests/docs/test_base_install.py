@@ -101,6 +101,8 @@ MISSING = {
     "import langgraph graph.db": "langgraph",
     "schedules preview '0 9 * * *'": "schedules",
     "schedules add hi --cron '0 9 * * *'": "schedules",
+    "audit key private.pem": "audit",
+    "audit seal --key server": "audit",
     "cost --currency EUR": "prices",
     "threads --store postgresql://127.0.0.1/x": "postgres",
     "checkpoints --storage s3://bucket/prefix": "s3",

@@ -115,3 +115,23 @@ def test_invalid_tasks_are_skipped_and_reported(store, data):
     (data / "scheduled_tasks.json").write_text("17", encoding="utf-8")
     with pytest.raises(InvalidInput, match="not a JSON array of tasks"):
         import_ciana(data, store)
+
+
+def test_a_task_for_one_time_that_was_past_when_it_was_made_is_kept(store, data):
+    """CianaParrot accepts such a time, and runs the task at once."""
+    then = "2026-02-24T10:00:00+00:00"
+    task = {"type": "once", "value": then, "created_at": then, "prompt": "p", "channel": "c", "chat_id": "1"}
+    tasks = [
+        {**task, "id": "a1b2c3d4", "active": True, "last_run": None},
+        {**task, "id": "a1b2c3d5", "active": False, "last_run": then},
+        {**task, "id": "a1b2c3d6", "active": False, "last_run": None},
+    ]
+    (data / "scheduled_tasks.json").write_text(json.dumps(tasks), encoding="utf-8")
+    import_ciana(data, store)
+    found = {each.id: each for each in store.schedules.list_tasks(all=True)}
+    assert {name: each.status for name, each in found.items()} == {
+        "a1b2c3d4": "active",
+        "a1b2c3d5": "done",
+        "a1b2c3d6": "cancelled",
+    }
+    assert found["a1b2c3d4"].next_run == then

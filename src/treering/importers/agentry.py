@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from treering.compat.agentry import payload
 from treering.core.batch import NUMBER_BITS
 from treering.core.clock import SECOND_US
 from treering.core.ids import check_id
@@ -32,6 +31,7 @@ from treering.importers.registry import (
     report_of,
 )
 from treering.importers.sessions import derived_checkpoint_id
+from treering.threads.checkpoint_file import payload
 from treering.threads.directory import thread_info
 from treering.threads.state_object import CapturedState, capture
 

@@ -180,10 +180,10 @@ class _TaskEntry(msgspec.Struct, frozen=True, kw_only=True):
 def _parse_task(value: Any, now_us: int) -> Task:
     entry = msgspec.convert(value, _TaskEntry)
     created_us = now_us if entry.created_at is None else from_datetime(entry.created_at)
-    if entry.type == "once" and entry.active:
-        # A past time would be rejected for a new task. Here it was missed, and a worker has to report that.
+    if entry.type == "once":
+        # A past time would be rejected for a new task. Here it is done, or it was missed and runs late.
         timing = Timing(type="once", value=_parse_iso(entry.value), anchor_us=created_us)
-        next_us = timing.next_after(created_us)
+        next_us = timing.next_after(0)
     else:
         parsed = parse_timing(entry.type, entry.value, "UTC", now_us=created_us)
         timing = msgspec.structs.replace(parsed, anchor_us=created_us)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from treering.compat.agentry import CHECKPOINTS, CheckpointFile
 from treering.core.encoding import encode_json
 from treering.core.ids import namespace_prefix, new_id, parse_scope, thread_scope
 from treering.core.query import each_ref, each_scope
@@ -27,6 +26,7 @@ from treering.importers.logs import NAMES, ThreadName
 from treering.secret_scan import FoundSecret, scan_folder
 from treering.state.user_sessions import UserSession
 from treering.threads import chats, transcripts
+from treering.threads.checkpoint_file import CHECKPOINTS, write_rows
 from treering.threads.line_files import LineFormat, ThreadLog, line_file_name
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def export_agentry(store: Store, outputs: str | Path, *, namespace: str = "") ->
     target = Path(outputs).expanduser()
     with _whole_folder(target) as draft:
         events, threads = _write_logs(store, draft / "transcripts", namespace, transcripts.LINES)
-        file, rows = CheckpointFile(draft / CHECKPOINTS), 0
+        file, rows = draft / CHECKPOINTS, 0
         page: list[str] = []
         for info in store.threads(namespace=namespace):
             page.append(info.id)
@@ -112,11 +112,11 @@ def export_ciana(store: Store, data: str | Path, *, namespace: str = "") -> Fold
     return FolderExport(folder=str(target), files=tuple(files), secrets=secrets)
 
 
-def _put_rows(store: Store, file: CheckpointFile, page: list[str], namespace: str) -> int:
+def _put_rows(store: Store, file: Path, page: list[str], namespace: str) -> int:
     """Write the newest states of these threads, and empty the list."""
     found = [store.thread(thread_id, namespace).get() for thread_id in page]
     rows = [checkpoint for checkpoint in found if checkpoint is not None]
-    file.put(*rows)
+    write_rows(file, rows)
     page.clear()
     return len(rows)
 

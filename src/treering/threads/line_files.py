@@ -1,4 +1,4 @@
-"""Files that threads are also written to, line by line: transcripts and session logs.
+"""Files that threads are also written to: transcripts and session logs line by line, states as rows.
 
 The journal is the record (`ThreadLog`); such a file is a copy that can be tailed, searched and carried away.
 Whatever happens to it is repaired at the next append: a torn last line is cut off (the next line would be
@@ -50,7 +50,9 @@ TRANSCRIPT: Final = "transcript"
 CHAT_LINE: Final = "chat.line"
 LINE_KINDS: Final = (TRANSCRIPT, CHAT_LINE)
 """The kinds of events that have line files."""
-FILE_KINDS: Final = LINE_KINDS
+CHECKPOINT_ROW: Final = "checkpoint.row"
+FILE_KINDS: Final = (*LINE_KINDS, CHECKPOINT_ROW)
+"""The kinds of files, the rows of `checkpoint_file` among them."""
 
 _PAGE: Final = 500
 
@@ -397,17 +399,35 @@ class _Files(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[ThreadFilePlace, ...]
 
 
-def register_file(engine: Engine, space: str, path: Path, thread_id: str, namespace: str, kind: str) -> None:
-    """Remember a file, so that erasing the thread finds it. Called while the file is locked."""
+def register_file(
+    engine: Engine,
+    space: str,
+    path: Path,
+    thread_id: str,
+    namespace: str,
+    kind: str,
+    *,
+    anew: bool = False,
+) -> None:
+    """Remember a file, so that erasing the thread finds it. Called while the file is locked.
+
+    With ``anew``, an erasure that has removed the file's content meanwhile starts over. A file that stays
+    locked until the end of an erasure does not need that.
+    """
     scope = thread_scope(thread_id, namespace)
     name = _files_ref(scope, kind)
     place = ThreadFilePlace(path=str(path), host=host_name())
     while True:
         ref = engine.refs(space, [name]).get(name)
         files = () if ref is None else msgspec.json.decode(ref.value, type=_Files).files
-        if place in files:
+        if place in files and not anew:
             return
-        value = _Files(thread=thread_id, namespace=namespace, kind=kind, files=(*files, place))
+        value = _Files(
+            thread=thread_id,
+            namespace=namespace,
+            kind=kind,
+            files=(*(each for each in files if each != place), place),
+        )
         draft = Draft(space)
         expect = ABSENT if ref is None else ref.version
         draft.set_ref(name, msgspec.json.encode(value), scope=scope, expect=expect)
@@ -529,6 +549,10 @@ def _depends(engine: Engine, space: str, scope: str, on: Collection[str]) -> boo
 def _file_of(engine: Engine, space: str, files: _Files, place: ThreadFilePlace) -> ThreadFile:
     from treering.threads import chats, transcripts
 
+    if files.kind == CHECKPOINT_ROW:
+        from treering.threads.checkpoint_file import CheckpointRow
+
+        return CheckpointRow(engine, space, files.thread, files.namespace, path=Path(place.path))
     lines = chats.LINES if files.kind == CHAT_LINE else transcripts.LINES
     log = ThreadLog(engine, space, files.thread, files.namespace, kind=files.kind)
     return LineFile(Path(place.path), log, lines)

@@ -17,7 +17,7 @@ from treering.core.encoding import encode_json
 from treering.core.query import Erasure, EventQuery, each_record
 from treering.threads.checkpoint import KIND, REVISION, anchor, read_checkpoint, registered
 from treering.threads.history import CLEANED, DELETED, LEDGER, REWIND
-from treering.threads.line_files import LINE_KINDS, erase_with_files
+from treering.threads.line_files import CHECKPOINT_ROW, LINE_KINDS, erase_with_files
 
 if TYPE_CHECKING:
     from treering.core.clock import Clock
@@ -57,7 +57,7 @@ def clean(
         cascade=cascade,
         secure=True,
     )
-    kinds = LINE_KINDS if transcript else ()
+    kinds = (*(LINE_KINDS if transcript else ()), *((CHECKPOINT_ROW,) if checkpoints else ()))
     erased = erase_with_files(engine, space, plan, threads=(head.scope,), kinds=kinds)
     head.forget()
     cleaned = Cleaned(
