@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.sandbox import certificates
 from tests.servers.bucket import S3Bucket
 from treering.blobs.location import AccessKeys, find_credentials, find_region
 from treering.errors import InvalidInput, MissingExtra
-from treering.sandbox import Sandbox, StorageConfig, list_checkpoints
+from treering.sandbox import Sandbox, StorageConfig, list_checkpoints, open_storage
 from treering.sandbox.storage import gateway_of, open_bucket
 
 GIVEN = AccessKeys(access_key_id="given", secret_access_key="given-secret")
@@ -125,6 +126,36 @@ def test_without_a_url_it_is_a_treering_server() -> None:
 def test_what_is_missing_for_the_server_is_named(environment: dict[str, str], named: str) -> None:
     with pytest.raises(InvalidInput, match=named):
         gateway_of(StorageConfig(), environment=environment)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8787", "http://localhost:8787", "http://[::1]:8787"])
+def test_a_server_on_this_machine_may_need_no_key(url: str) -> None:
+    assert gateway_of(StorageConfig(), environment={"TREERING_URL": url}).api_key is None
+
+
+def test_a_server_as_the_url_is_told_from_a_bucket() -> None:
+    with pytest.raises(InvalidInput, match=r"names no bucket.*set TREERING_URL"):
+        open_storage({"url": "http://127.0.0.1:8787"})
+
+
+@pytest.mark.parametrize(
+    "storage, named",
+    [
+        ({"url": 5}, "url= of the storage is of type int; pass a string"),
+        ({"url": "./folder", "prefix": ["a"]}, "prefix= of the storage is of type list"),
+        ({"bucket": "bucket", "credentials": "key"}, "credentials= of the storage is of type str"),
+        (StorageConfig(bucket=5), "bucket= of the storage is of type int"),  # pyright: ignore[reportArgumentType]
+    ],
+)
+def test_a_field_of_another_type_is_named(storage: Any, named: str) -> None:
+    with pytest.raises(InvalidInput, match=named):
+        open_storage(storage)
+
+
+@pytest.mark.parametrize("limit", [0, 501, "5", None, 1.5])
+def test_a_limit_that_is_none_is_refused(tmp_path: Path, limit: Any) -> None:
+    with pytest.raises(InvalidInput, match="use 1 to 500"):
+        list_checkpoints(tmp_path, limit=limit)
 
 
 def test_parts_of_a_bucket_without_a_bucket_are_refused() -> None:

@@ -21,6 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -92,6 +93,7 @@ class StorageConfig(_Url, frozen=True, kw_only=True):
         return f"StorageConfig({', '.join(parts)})"
 
 
+_THIS_MACHINE: Final = ("127.0.0.1", "::1", "localhost")
 _FIELDS: Final = ("url", "bucket", "prefix", "region", "endpoint", "credentials", "api_key")
 
 StorageLike: TypeAlias = StorageConfig | Mapping[str, Any] | str | Path
@@ -275,8 +277,8 @@ class CheckpointStorage:
 
     def list(self, *, limit: int = DEFAULT_LIMIT, tag: str | None = None) -> list[CheckpointInfo]:
         """Return the newest checkpoints (1 to 500), newest first; ``tag`` selects a session."""
-        if not 1 <= limit <= MAX_LIMIT:
-            raise InvalidInput(f"limit={limit} is out of range; use 1 to {MAX_LIMIT}")
+        if not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:  # pyright: ignore[reportUnnecessaryIsInstance] - of a caller
+            raise InvalidInput(f"limit={limit!r} is out of range; use 1 to {MAX_LIMIT}")
         return self._backend.newest_first(tag=tag, limit=limit)
 
     def find(self, id: str) -> CheckpointInfo:
@@ -597,14 +599,27 @@ def parse_storage(storage: StorageLike | None) -> StorageConfig:
     """
     wanted = f"pass StorageConfig(...), a URL, a folder, or a dict of {', '.join(_FIELDS)}"
     if isinstance(storage, StorageConfig):
-        return storage
+        return _checked(storage)
     if isinstance(storage, str | Path) or storage is None:
         return StorageConfig(storage)
     if not isinstance(storage, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - of a caller
         raise InvalidInput(f"storage is of type {type(storage).__name__}; {wanted}")
     if unknown := [str(key) for key in storage if key not in _FIELDS]:
         raise InvalidInput(f"storage has the unknown key {unknown[0]!r}; {wanted}")
-    return StorageConfig(**storage)
+    return _checked(StorageConfig(**storage))
+
+
+def _checked(config: StorageConfig) -> StorageConfig:
+    for name in _FIELDS:
+        value = getattr(config, name)
+        if name == "credentials":
+            types: tuple[type, ...] = (AccessKeys, Mapping)
+        else:
+            types = (str, Path) if name == "url" else (str,)
+        if value is not None and not isinstance(value, types):
+            wanted = "access_key_id and secret_access_key" if name == "credentials" else "a string"
+            raise InvalidInput(f"{name}= of the storage is of type {type(value).__name__}; pass {wanted}")
+    return config
 
 
 def open_storage(config: StorageLike | None = None) -> CheckpointStorage:
@@ -672,7 +687,7 @@ class Gateway(msgspec.Struct, frozen=True, kw_only=True):
     """A treering server and its API key."""
 
     url: str
-    api_key: str
+    api_key: str | None
 
     def __repr__(self) -> str:
         return f"Gateway(url={self.url!r}, api_key='***')"
@@ -687,7 +702,10 @@ def open_gateway(config: StorageConfig) -> Store:
 
 
 def gateway_of(config: StorageConfig, *, environment: Mapping[str, str] = os.environ) -> Gateway:
-    """Return the server that a config without a URL means; `InvalidInput` names what is missing."""
+    """Return the server that a config without a URL means; `InvalidInput` names what is missing.
+
+    A server on this machine may need no key.
+    """
     stray = [
         name for name in ("prefix", "region", "endpoint", "credentials") if getattr(config, name) is not None
     ]
@@ -705,15 +723,21 @@ def gateway_of(config: StorageConfig, *, environment: Mapping[str, str] = os.env
             "set it to https://..., or pass url="
         )
     key = config.api_key or environment.get(GATEWAY_KEY)
-    if not key:
+    if not key and urlsplit(url).hostname not in _THIS_MACHINE:
         raise InvalidInput(f"the treering server at {url} needs a key; set {GATEWAY_KEY}, or pass api_key=")
-    return Gateway(url=url, api_key=key)
+    return Gateway(url=url, api_key=key or None)
 
 
 def open_bucket(config: StorageConfig) -> Blobs:
     """Open the bucket or folder of a config."""
     from treering.blobs.location import open_blobs
 
+    is_server = isinstance(config.url, str) and config.url.startswith(("http://", "https://"))
+    if is_server and config.bucket is None and not urlsplit(str(config.url)).path.strip("/"):
+        raise InvalidInput(
+            f"{config.url} names no bucket; write s3://bucket/prefix or https://server/bucket/prefix. If it "
+            f"is a treering server, set {GATEWAY_URL} to it, and leave out url="
+        )
     keys = _keys(config.credentials)
     return open_blobs(
         config.url if config.url is not None else f"s3://{config.bucket}",
