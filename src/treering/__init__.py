@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from treering.aio import AsyncStore
     from treering.api import open, open_async
     from treering.core.retention import Keep
+    from treering.deploys import assert_deployable, check_deploy
     from treering.importers.transfer import pull, pull_async, push, push_async
     from treering.limits.tool_budgets import Budget, Budgets
     from treering.replays.capture import instrument, record
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from treering.runs.span import carry
     from treering.state.user_sessions import UserSession
     from treering.store import Store
+    from treering.threads.upcasting import upcast
 
 __version__ = "0.1.0"
 
@@ -37,7 +39,9 @@ __all__ = [
     "Store",
     "UserSession",
     "__version__",
+    "assert_deployable",
     "carry",
+    "check_deploy",
     "errors",
     "instrument",
     "open",
@@ -50,6 +54,7 @@ __all__ = [
     "replay",
     "rerun",
     "rerun_async",
+    "upcast",
 ]
 
 _MODULES: Final = {
@@ -59,7 +64,9 @@ _MODULES: Final = {
     "Keep": "treering.core.retention",
     "Store": "treering.store",
     "UserSession": "treering.state.user_sessions",
+    "assert_deployable": "treering.deploys",
     "carry": "treering.runs.span",
+    "check_deploy": "treering.deploys",
     "instrument": "treering.replays.capture",
     "open": "treering.api",
     "open_async": "treering.api",
@@ -71,6 +78,7 @@ _MODULES: Final = {
     "replay": "treering.replays.replay",
     "rerun": "treering.replays.rerun",
     "rerun_async": "treering.replays.rerun",
+    "upcast": "treering.threads.upcasting",
 }
 
 

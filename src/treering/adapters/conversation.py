@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from itertools import groupby, islice
 from types import SimpleNamespace
@@ -38,9 +39,11 @@ from treering.threads.checkpoint import (
     read_state,
 )
 from treering.threads.directory import ThreadInfo
+from treering.threads.head import Head, ThreadMoved
 from treering.threads.history import Journal
 from treering.threads.hooks import COMPACTIONS, CheckpointEvent, SaveRequest
 from treering.threads.line_files import erase_with_files, warn_of_kept_files
+from treering.threads.upcasting import upgrade_of_record, with_versions
 from treering.threads.writer import (
     CheckpointWriter,
     HeadState,
@@ -73,16 +76,22 @@ class ConversationThread:
         self._writer = CheckpointWriter(self._engine, self._space)
 
     def head(self, known: HeadState | None = None) -> HeadState | None:
-        """Return the head (``known``, if it still is that), or ``None`` if the thread does not exist."""
+        """Return the head (``known``, if it still is that), or ``None`` if the thread does not exist.
+
+        Content of older code is migrated, and saved in its new form (see `treering.threads.upcasting`).
+        """
         ref = self._engine.refs(self._space, [self._ref]).get(self._ref)
         if ref is None:
             return None
         if known is not None and known.version == ref.version:
             return known
         value = read_head(ref)
-        return HeadState(
-            checkpoint=self._journal.by_id(value.checkpoint), version=ref.version, first_us=value.first_us
-        )
+        checkpoint = self._journal.by_id(value.checkpoint)
+        if upgrade_of_record(checkpoint) is not None:
+            with suppress(ThreadMoved):  # somebody else did it
+                Head(self._engine, self._space, self.id, self.namespace, clock=_CLOCK).upcast()
+            return self.head()
+        return HeadState(checkpoint=checkpoint, version=ref.version, first_us=value.first_us)
 
     def newest(self) -> CheckpointRecord | None:
         """Return the newest stored checkpoint, even of a thread that was unlisted."""
@@ -197,7 +206,9 @@ class ConversationThread:
                 lists=lists,
                 state=stored if request.state is None else {},
                 pending_interrupt=request.pending_interrupt,
-                metadata=request.metadata,
+                metadata=with_versions(
+                    request.metadata, self.id, None if parent is None else parent.metadata
+                ),
                 note=request.note,
                 tags=request.tags,
                 snapshot=parent.snapshot if parent is not None else None,

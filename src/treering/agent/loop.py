@@ -506,6 +506,7 @@ class AgentRun:
         if status != "done":
             state[RUN_KEY] = {
                 "run": self._id,
+                "agent": self._config.name,
                 "tool_calls": counters,
                 "asked": self._asked_about,
                 "effects": self._effects.ids,

@@ -1,4 +1,4 @@
-"""Commands that maintain a store: verify, gc, forget, index, reindex, copy, stats, backup, migrate.
+"""Commands that maintain a store: verify, check-deploy, gc, forget, index, copy, stats, backup, migrate ...
 
 Each command opens an existing store (a misspelt path must not create a new one), works on one namespace, or
 on each of them with ``--all``, and prints the result of the API. With ``--storage``, ``gc`` and ``forget``
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
-from treering.cli.console import counts, show, size
+from treering.cli.console import clean, counts, show, size
 from treering.cli.options import (
     AllOption,
     JsonOption,
     StoreBlobsOption,
     StoreOption,
     StorePlace,
+    load_object,
     takes_store,
 )
 from treering.cli.progress import progress
@@ -45,7 +46,7 @@ _GRACE_SECONDS: Final = 3600.0
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (verify, gc, forget, index, reindex, copy, stats, backup, migrate):
+    for command in (verify, check_deploy, gc, forget, index, reindex, copy, stats, backup, migrate):
         app.command()(command)
     app.command("bind-role")(bind_role)
 
@@ -80,6 +81,61 @@ def verify(
         results = _each(opened, verify_one, every=every)
     _show(results, _verification_lines, every=every, as_json=as_json)
     if not all(result.ok for result in results.values()):
+        raise typer.Exit(_PROBLEMS_FOUND)
+
+
+@takes_store
+def check_deploy(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:NAME", help="An agent, a graph, a function that returns one, or a check."
+        ),
+    ],
+    *,
+    check: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME", help="A function of a checkpoint that raises if it cannot go on."
+        ),
+    ] = None,
+    threads: Annotated[
+        str, typer.Option(metavar="PATTERN", help="Only threads whose ids match, with * and ?.")
+    ] = "*",
+    user_namespace: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only those of a user or project [all].")
+    ] = None,
+    sample: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Check N threads, chosen at random [all].")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Choose the same ones each time.")] = None,
+    place: StorePlace,
+    as_json: JsonOption = False,
+) -> None:
+    """Name the threads that would break under new code.
+
+    Loads each with that code, and writes nothing; exit 5 if any would break.
+
+    Examples:
+        treering check-deploy support.graph:build
+        treering check-deploy support.agent:agent --check support.checks:state --sample 500 --json
+    """
+    from treering.deploys import check_deploy as check_store
+
+    new_code = load_object(target, "MODULE:NAME")
+    also = None if check is None else load_object(check, "--check")
+    with place.existing() as opened:
+        report = check_store(
+            opened,
+            new_code,
+            check=also,
+            threads=threads,
+            namespace=user_namespace,
+            sample=sample,
+            seed=seed,
+        )
+    show(report, [clean(report.describe())], as_json=as_json)
+    if not report.ok:
         raise typer.Exit(_PROBLEMS_FOUND)
 
 

@@ -40,6 +40,7 @@ from treering.errors import Corrupt, InvalidInput, NotFound, Unsupported
 from treering.runs.span import current_node
 from treering.threads.compaction import Compaction, CompactView, Tokenizer, compact_view, from_stored
 from treering.threads.hooks import COMPACTIONS, check_count
+from treering.threads.upcasting import upgrade_of_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -254,13 +255,17 @@ class Checkpoint:
 
     @property
     def state(self) -> dict[str, Any]:
-        """All state values."""
+        """All state values, as registered upcasters migrate them (see `treering.threads.upcasting`)."""
         if self._state is None:
-            self._state = self._read(lambda: read_state(self._engine, self._space, self.record.state))
+            state = self._read(lambda: read_state(self._engine, self._space, self.record.state))
+            upgrade = upgrade_of_record(self.record)
+            self._state = state if upgrade is None else upgrade.state(state)
         return self._state
 
     def value(self, name: str) -> Any:
         """Return one state value without reading the others; ``None`` if there is none of that name."""
+        if upgrade_of_record(self.record) is not None:
+            return self.state.get(name)
         known = self.record.state.get(name)
         if known is None:
             return None
@@ -276,7 +281,9 @@ class Checkpoint:
         prefix = self.record.lists.get(channel)
         if prefix is None or last == 0:
             return []
-        return self._read(lambda: read_list(self._engine, self._space, prefix, last=last))
+        items = self._read(lambda: read_list(self._engine, self._space, prefix, last=last))
+        upgrade = upgrade_of_record(self.record)
+        return items if upgrade is None else upgrade.items(channel, items)
 
     @property
     def view(self) -> CompactView | None:
@@ -299,12 +306,14 @@ class Checkpoint:
         """
         newest = [] if full else self.items(COMPACTIONS, last=1)
         messages = self.record.lists.get(MESSAGES)
+        upgrade = upgrade_of_record(self.record)
 
         def read(start: int, stop: int) -> list[Any]:
             if messages is None or start >= stop:
                 return []
             part = ListPrefix(messages.list, stop)
-            return self._read(lambda: read_list(self._engine, self._space, part, last=stop - start))
+            found = self._read(lambda: read_list(self._engine, self._space, part, last=stop - start))
+            return found if upgrade is None else upgrade.messages(found)
 
         return compact_view(
             read,

@@ -33,10 +33,12 @@ from treering.threads.checkpoint import (
     extension_of,
     new_checkpoint_id,
     read_list,
+    read_state,
 )
 from treering.threads.compaction import from_stored, whole_conversation
 from treering.threads.history import REWIND, Journal, find_position
 from treering.threads.hooks import COMPACTIONS
+from treering.threads.upcasting import VERSIONS, upgrade_of_record, with_versions
 from treering.threads.writer import (
     CheckpointWriter,
     HeadState,
@@ -188,10 +190,10 @@ class Head:
     ) -> CheckpointRecord:
         """Put one checkpoint behind the head. Raises `ThreadMoved` if the head is no longer the one seen.
 
-        ``also`` adds to the same batch.
+        ``also`` adds to the same batch. Content of older code is migrated first (see `upcast`).
         """
         with self._lock:
-            previous = self.see_once()
+            previous = self.see_once() if adopted is not None else (self.upcast() or self.see_once())
             changes, fingerprints = self._list_changes(lists, appended)
             if adopted is None:
                 checkpoint_id, now_us = new_checkpoint_id(self._clock)
@@ -201,7 +203,9 @@ class Head:
                 checkpoint_id, now_us, batch_id = adopted.id, adopted.created_at_us, None
                 parent, first_us = adopted.parent, adopted.first_us
             files = previous.snapshot if previous else None
-            metadata = request.metadata
+            metadata = with_versions(
+                request.metadata, self._thread_id, None if previous is None else previous.metadata
+            )
             if snapshot is not None:
                 files = object_address(snapshot.root)
                 metadata = {**metadata, **snapshot.warnings()}
@@ -243,6 +247,45 @@ class Head:
             for name, known in fingerprints.items():
                 self._channels[name] = Channel(saved.lists[name], known)
             return saved
+
+    def upcast(self) -> CheckpointRecord | None:
+        """Save the head once more as the registered upcasters migrate it; ``None`` if it needs none."""
+        with self._lock:
+            head = self.see_once()
+            upgrade = None if head is None else upgrade_of_record(head)
+            if head is None or upgrade is None:
+                return None
+            checkpoint_id, now_us = new_checkpoint_id(self._clock)
+            metadata = {name: value for name, value in head.metadata.items() if name != FORKED_FROM}
+            record = structs.replace(
+                head,
+                id=checkpoint_id,
+                parent=head.id,
+                step=head.step + 1,
+                created_at_us=now_us,
+                metadata={**metadata, VERSIONS: upgrade.versions},
+                note=upgrade.describe(),
+                tags=(),
+            )
+            new = NewCheckpoint(record=record)
+            if upgrade.changes("state"):
+                state = upgrade.state(read_state(self._engine, self._space, head.state))
+                new = structs.replace(
+                    new, record=structs.replace(record, state={}), state=state, previous_state=head.state
+                )
+            if upgrade.changes("messages"):
+                lists: dict[str, ListChange] = {}
+                for name in (MESSAGES, COMPACTIONS):
+                    if name in head.lists:
+                        items = read_list(self._engine, self._space, head.lists[name])
+                        known = [fingerprint(each) for each in items]
+                        channel = Channel(head.lists[name], known)
+                        lists[name], _ = channel.replace(
+                            self._engine, self._space, upgrade.items(name, items)
+                        )
+                new = structs.replace(new, lists=lists)
+            self._channels = {}
+            return self._save(new, batch_id=checkpoint_id.removeprefix(PREFIX))
 
     def rewind(self, target: CheckpointRecord, *, effects: Sequence[str] = ()) -> CheckpointRecord:
         """Move the head to a checkpoint of its past and record that in the journal; return the head.
@@ -326,6 +369,15 @@ class Head:
         with self._lock:
             try:
                 new = self._copy(origin)
+                upgrade = None if messages is None and state is None else upgrade_of_record(origin)
+                if upgrade is not None:  # what was not given is migrated as well
+                    if state is None and upgrade.changes("state"):
+                        state = upgrade.state(read_state(self._engine, self._space, origin.state))
+                    if messages is None and upgrade.changes("messages") and MESSAGES in origin.lists:
+                        stored = read_list(self._engine, self._space, origin.lists[MESSAGES])
+                        messages = upgrade.messages(stored)
+                    metadata = {**new.record.metadata, VERSIONS: upgrade.versions}
+                    new = structs.replace(new, record=structs.replace(new.record, metadata=metadata))
                 if messages is not None:
                     channel = Channel(origin.lists.get(MESSAGES))
                     change, _ = channel.replace(self._engine, self._space, messages)

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 from random import random
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, cast
 
 from treering.errors import InvalidInput, MissingExtra, TreeringError
 
@@ -55,6 +56,8 @@ from treering.core.clock import SystemClock
 from treering.graphs.graph import Graphs
 from treering.graphs.step import GraphKey
 from treering.sync_async import Closing, Done
+from treering.threads.checkpoint import MESSAGES
+from treering.threads.upcasting import VERSIONS, upgrade_of, versions_of, with_versions
 
 if TYPE_CHECKING:
     from treering.bridge import Bridge
@@ -116,6 +119,7 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
         weakref.finalize(self, _flush, self._writer)
         self._removal = Removal(opened, self._graphs, clock)
         self._last_codec = ValueCodec(self.serde)
+        self._upcasts = _Upcasts()
 
     @property
     def store(self) -> Store:
@@ -147,7 +151,7 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
         if loaded is None:
             return None
         self._writer.remember(key, loaded)
-        return loaded.tuple
+        return self._upcasts.migrated(key, loaded.tuple)
 
     def list(
         self,
@@ -203,12 +207,14 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
     ) -> RunnableConfig:
         """Save a checkpoint as a child of the one that the config names; durable when this returns."""
         key, thread = self._key(config)
+        parent = _checkpoint_id(config)
+        changed, versions = self._upcasts.recorded(key, parent, checkpoint)
         request = PutRequest(
             thread=thread,
-            parent=_checkpoint_id(config),
+            parent=parent,
             checkpoint=cast("Mapping[str, Any]", checkpoint),
-            metadata=dict(get_checkpoint_metadata(config, metadata)),
-            new_versions=new_versions,
+            metadata={**get_checkpoint_metadata(config, metadata), **versions},
+            new_versions={**changed, **new_versions},
         )
         wait(self._writer.announced(key, request.parent))
         with run_of(config):
@@ -396,6 +402,76 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
             remove(*args, **kwargs)
         finally:
             self._writer.forget()
+
+
+class _Upcasts:
+    """Migrates the channels of older checkpoints, and lets the steps that follow store them.
+
+    A graph passes only the channels that its step changed, so what was migrated is remembered until then.
+    """
+
+    _MOST: Final = 1024
+
+    def __init__(self) -> None:
+        self._loaded: OrderedDict[tuple[str, str], tuple[frozenset[str], dict[str, int]]] = OrderedDict()
+
+    def migrated(self, key: GraphKey, loaded: CheckpointTuple) -> CheckpointTuple:
+        """Return a checkpoint as the registered upcasters migrate it."""
+        metadata: Any = loaded.metadata
+        if key.subgraph:
+            return loaded
+        upgrade = upgrade_of(key.thread, metadata)
+        changed: frozenset[str] = frozenset()
+        versions = versions_of(metadata)
+        if upgrade is not None:
+            before: dict[str, Any] = loaded.checkpoint["channel_values"]
+            old = {name: value for name, value in before.items() if not _is_internal(name)}
+            new = upgrade.state(dict(old)) if upgrade.changes("state") else dict(old)
+            if upgrade.changes("messages") and isinstance(new.get(MESSAGES), list):
+                new[MESSAGES] = upgrade.messages(new[MESSAGES])
+            numbers = dict(loaded.checkpoint["channel_versions"])
+            newest: Any = max(numbers.values(), default=1)
+            for name in new.keys() - numbers.keys():
+                numbers[name] = newest  # a graph restores only channels that have a version
+            internal = {name: value for name, value in before.items() if _is_internal(name)}
+            checkpoint: Any = {
+                **loaded.checkpoint,
+                "channel_values": {**internal, **new},
+                "channel_versions": numbers,
+            }
+            loaded = loaded._replace(checkpoint=checkpoint)
+            changed, versions = frozenset(new), upgrade.versions
+        if versions:
+            self._remember(key, loaded.checkpoint["id"], changed, versions)
+        return loaded
+
+    def _remember(
+        self, key: GraphKey, graph_id: str, changed: frozenset[str], versions: dict[str, int]
+    ) -> None:
+        self._loaded[key.ref, graph_id] = changed, versions
+        while len(self._loaded) > self._MOST:
+            self._loaded.popitem(last=False)
+
+    def recorded(
+        self, key: GraphKey, parent: str | None, checkpoint: Checkpoint
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the channels that a step has to store beside its own, and the versions in its metadata."""
+        changed: frozenset[str] = frozenset()
+        if key.subgraph:
+            return {}, {}
+        if parent is None:
+            versions = versions_of(with_versions({}, key.thread, None))
+        else:
+            changed, versions = self._loaded.get((key.ref, parent), (changed, {}))
+        if not versions:
+            return {}, {}
+        self._remember(key, checkpoint["id"], frozenset(), versions)
+        numbers = checkpoint["channel_versions"]
+        return {name: numbers[name] for name in changed if name in numbers}, {VERSIONS: versions}
+
+
+def _is_internal(channel: str) -> bool:
+    return channel.startswith(("__", "branch:"))
 
 
 def _checkpoint_id(config: RunnableConfig) -> str | None:
