@@ -51,7 +51,7 @@ def test_documents_conversations_and_checkpoints_are_read_by_uri(talk, filled):
     assert read(talk, "memory://alice/tone").text == "Prefers concise replies."
     assert read(talk, "memory://food?namespace=user%2Fbob").text == "Bob is allergic to peanuts."
     thread = json.loads(read(talk, "thread://support/alice").text)
-    assert [each["message"]["role"] for each in thread["messages"]] == ["user", "assistant", "user"]
+    assert [each["role"] for each in thread["messages"]] == ["user", "assistant", "user"]
     head = filled.thread("support/alice").head
     checkpoint = json.loads(read(talk, f"checkpoint://{head.id}").text)
     assert checkpoint["state"] == {"todos": ["check the bank"]}

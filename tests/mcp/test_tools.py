@@ -121,11 +121,14 @@ def test_errors_name_the_problem_and_the_next_step(call):
 def test_conversations_are_listed_and_read_at_earlier_checkpoints(call):
     (thread,) = call("thread_list")["threads"]
     assert (thread["id"], thread["step"]) == ("support/alice", 2)
+    assert (thread["last_message"], thread["message_count"]) == ("user: Nothing came.", 3)
     now = call("thread_read", thread="support/alice", last=2, state=True)
-    assert [each["message"]["content"] for each in now["messages"]] == [
-        "It was sent on Monday.",
-        "Nothing came.",
+    assert now["messages"] == [
+        {"index": 1, "role": "assistant", "text": "It was sent on Monday."},
+        {"index": 2, "role": "user", "text": "Nothing came."},
     ]
+    (saved,) = call("thread_read", thread="support/alice", last=1, raw=True)["messages"]
+    assert saved == {"index": 2, "message": {"role": "user", "content": "Nothing came."}}
     assert now["first_index"] == 1
     assert now["state"] == {"todos": ["check the bank"]}
     older = call("thread_read", thread="support/alice", before=now["first_index"])

@@ -415,6 +415,22 @@ def test_a_preview_is_one_line_and_leaves_out_thoughts():
     assert preview({"role": "assistant", "content": blocks[:1]}) == "thinking: hm"
 
 
+@pytest.mark.parametrize(
+    "text, shown",
+    [
+        (
+            "# Refund\n\nPaid **19 €**, see [the invoice](https://example.com).",
+            "Refund Paid 19 €, see the invoice.",
+        ),
+        ("> quoted\n```python\nx = a**b\n```", "quoted x = a**b"),
+        ("2 * 3 * 4, snake_case and __init__ [1]", "2 * 3 * 4, snake_case and __init__ [1]"),
+    ],
+)
+def test_a_preview_leaves_out_markup(text, shown):
+    assert preview({"role": "assistant", "content": text}) == shown
+    assert preview({"role": "tool", "content": text}) == " ".join(text.split())
+
+
 NAMES = """
     annotations args content data error function function_call id image_url input kind kwargs lc message name
     output part_kind parts payload result role source summary text thinking tool_calls type url value

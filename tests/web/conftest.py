@@ -156,6 +156,16 @@ _LAYOUT = """() => {
         if (isTooWide && e.matches('.rows, .panes, .view, .scroll, .side-body, dialog')) {
             found.push(`${named(e)} scrolls sideways`);
         }
+        if (!/^"?(Inter|JetBrains Mono)/.test(style.fontFamily)) {
+            found.push(`${named(e)} is set in ${style.fontFamily}`);
+        }
+        if (e.matches('.number') && style.display !== 'inline' && e.scrollWidth > e.clientWidth + 1) {
+            found.push(`${named(e)} cuts a number off: ${e.textContent}`);
+        }
+        const row = e.closest('.rows .row');
+        if (row && !isMoved(e) && box.bottom > row.getBoundingClientRect().bottom + 2) {
+            found.push(`${named(e)} does not fit into its row: ${e.textContent.slice(0, 40)}`);
+        }
         if (!['flex', 'grid'].includes(style.display)) continue;
         const children = [...e.children].filter(
             (each) => !isMoved(each) && each.getBoundingClientRect().width > 1,

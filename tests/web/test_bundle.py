@@ -42,7 +42,7 @@ def test_nothing_comes_from_another_host(built):
 
 def test_the_licences_of_what_is_shipped_go_along(built):
     text = (built / "licences.txt").read_text(encoding="utf-8")
-    for name in ("preact", "@preact/signals", "uplot", "fraunces", "inter", "jetbrains-mono"):
+    for name in ("preact", "@preact/signals", "uplot", "inter", "jetbrains-mono"):
         assert name in text
     assert text.count("Copyright") >= 6
 

@@ -3,102 +3,14 @@
 from __future__ import annotations
 
 import base64
-import json
-import struct
-import zlib
 
 import pytest
 from playwright.sync_api import expect
 from tests.server.running import running
 from tests.web.conftest import axe_findings, shot
+from tests.web.showcase import ANSI, MARKDOWN, MESSAGES, png
 
 import treering
-
-MARKDOWN = """\
-# Refund for 4711
-
-The customer paid **19.00 €** on *2026-03-02*; see [the invoice](https://example.com/4711).
-
-- [x] found the order
-- [ ] refunded it
-
-| item | price |
-|:-----|------:|
-| cup  |  9.00 |
-| tea  | 10.00 |
-
-The sum is $s_1 + s_2$ and \\(a_1 * b_2\\) stays as it is.
-
-```python
-def refund(order: str) -> Decimal:
-    return PRICES[order]  # exact
-```
-
-<img src=x onerror="document.title = 'owned'"> and [a trap](javascript:document.title='owned')
-![a pixel](https://tracker.example/p.png)
-"""
-DIFF = """\
-diff --git a/report.md b/report.md
---- a/report.md
-+++ b/report.md
-@@ -1,2 +1,2 @@
- # Report
--11 refunds
-+12 refunds
-"""
-ANSI = "\x1b[32m3 passed\x1b[0m, \x1b[1;31m1 failed\x1b[0m\x07\n"
-
-
-def png() -> str:
-    """A small red square."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    rows = b"".join(b"\0" + b"\xc0\x30\x20" * 24 for _ in range(24))
-    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 24, 24, 8, 2, 0, 0, 0))
-    return base64.b64encode(data + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")).decode()
-
-
-MESSAGES = [
-    {"role": "user", "content": "Refund order 4711, please. שלום \u202egnp.exe"},
-    {"role": "assistant", "content": MARKDOWN},
-    {
-        "role": "assistant",
-        "content": [
-            {"type": "thinking", "thinking": "First look the order up.", "signature": "x"},
-            {"type": "tool_use", "id": "t1", "name": "run", "input": {"command": "pytest -q\ngit diff"}},
-        ],
-    },
-    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": ANSI}]},
-    {"role": "tool", "tool_call_id": "t2", "content": DIFF},
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {
-                "id": "t3",
-                "type": "function",
-                "function": {"name": "search", "arguments": json.dumps({"q": "refund", "limit": 3})},
-            }
-        ],
-    },
-    {
-        "role": "tool",
-        "tool_call_id": "t3",
-        "content": json.dumps([{"id": number, "name": f"order {number}"} for number in range(40)]),
-    },
-    {
-        "role": "user",
-        "content": [
-            {"type": "text", "text": "This is it:"},
-            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png()}"}},
-            {"type": "file", "file": {"filename": "a.txt", "file_data": "data:text/plain;base64,aGk="}},
-        ],
-    },
-    {"role": "tool", "tool_call_id": "t4", "content": "line\n" * 5000},
-    {"role": "tool", "tool_call_id": "t5", "content": "no such order", "status": "error"},
-]
 
 
 @pytest.fixture(scope="module")

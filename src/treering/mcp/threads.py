@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 from mcp_types import CallToolResult
@@ -14,14 +14,16 @@ from pydantic import Field
 from treering.core.text import query_terms
 from treering.errors import InvalidInput, NotFound
 from treering.mcp.replies import excerpt, fitted, plain
+from treering.runs.messages import message_text, preview_of, read_message
 from treering.threads.checkpoint import Checkpoint
-from treering.threads.directory import Finder
+from treering.threads.directory import Finder, summarize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from treering.mcp.replies import Replies
     from treering.store import Store
+    from treering.threads.directory import ThreadSummary
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -37,7 +39,6 @@ MAX_MESSAGES: Final = 20_000
 _OF_ONE_THREAD: Final = 400
 _EXCERPT: Final = 400
 _STEM: Final = 4
-_NOT_SAID: Final = frozenset({"role", "type", "kind", "id", "tool_call_id"})
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +138,7 @@ def _messages(store: Store, thread: str, namespace: str | None, looked: _Looked)
         looked.complete = looked.complete and count <= wanted
         looked.threads += 1
         for index, message in enumerate(checkpoint.last_messages(wanted), max(count - wanted, 0)):
-            words = "\n".join(_strings(message))
+            words = message_text(read_message(message))
             looked.messages += 1
             # Forks share their past: what was said there is one hit, of the thread that changed last.
             if (words, index) in seen:
@@ -145,19 +146,6 @@ def _messages(store: Store, thread: str, namespace: str | None, looked: _Looked)
             seen.add((words, index))
             yield _Said(info.id, info.namespace, index, checkpoint.id, words, frozenset())
     looked.complete = looked.complete and len(chosen) <= MAX_THREADS
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """Return the text of a message, without field names and role."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, each in cast("dict[Any, Any]", value).items():
-            if key not in _NOT_SAID:
-                yield from _strings(each)
-    elif isinstance(value, (list, tuple)):
-        for each in cast("list[Any]", value):
-            yield from _strings(each)
 
 
 def _stem(term: str) -> str:
@@ -233,17 +221,7 @@ class ThreadTools:
     ) -> CallToolResult:
         """List the stored conversations, last changed first."""
         page = self._store.thread_page(namespace=namespace, prefix=prefix, first=limit)
-        items = (
-            {
-                "id": each.id,
-                "namespace": each.namespace,
-                "step": each.step,
-                "head": each.head,
-                "created_at": each.created_at,
-                "updated_at": each.updated_at,
-            }
-            for each in page.threads
-        )
+        items = map(_about_thread, summarize(self._store.engine, self._store.space, page.threads))
         more = "there are more; narrow it by prefix"
         facts = {} if page.cursor is None else {"cut": more}
         return self._replies.listing("threads", items, facts=facts, more=more)
@@ -259,10 +237,12 @@ class ThreadTools:
             int | None, Field(description="Only messages before this index (for older pages)", ge=0)
         ] = None,
         state: Annotated[bool, Field(description="Also the agent's state at that moment")] = False,
+        raw: Annotated[bool, Field(description="Messages exactly as they were saved")] = False,
     ) -> CallToolResult:
         """Read a conversation: its newest messages, now or as it was at an earlier checkpoint.
 
-        For older messages go on with `before` = first_index.
+        Each message has its role and text, with a line for each tool call, result and attachment. For older
+        messages go on with `before` = first_index.
         """
         checkpoint = find_checkpoint(self._store, thread, at, namespace)
         end = checkpoint.message_count if before is None else min(before, checkpoint.message_count)
@@ -271,7 +251,7 @@ class ThreadTools:
         facts = about_checkpoint(checkpoint)
         if state:
             facts["state"] = fitted(plain(checkpoint.state), self._replies.text_room(facts) // 2)
-        reply = with_messages(self._replies, facts, tail, start)
+        reply = with_messages(self._replies, facts, tail, start, raw=raw)
         if reply["messages"]:
             reply["first_index"] = reply["messages"][0]["index"]
         return self._replies.whole(reply)
@@ -322,13 +302,44 @@ def find_checkpoint(store: Store, thread: str, at: str, namespace: str) -> Check
     return Checkpoint(store.engine, store.space, checkpoint, through=store.thread(thread, namespace))
 
 
-def with_messages(replies: Replies, facts: dict[str, Any], messages: list[Any], start: int) -> dict[str, Any]:
+def with_messages(
+    replies: Replies, facts: dict[str, Any], messages: list[Any], start: int, *, raw: bool = False
+) -> dict[str, Any]:
     """Facts and as many of the messages as there is room for, the newest ones, in order."""
-    newest_first = ({"index": at, "message": each} for at, each in reversed([*enumerate(messages, start)]))
+    show = _as_saved if raw else _readable
+    newest_first = ({"index": at, **show(each)} for at, each in reversed([*enumerate(messages, start)]))
     more = "older messages did not fit; go on with before=first_index"
     reply = replies.filled("messages", newest_first, facts=facts, more=more)
     reply["messages"].reverse()
     return reply
+
+
+def _as_saved(message: Any) -> dict[str, Any]:
+    return {"message": message}
+
+
+def _readable(message: Any) -> dict[str, Any]:
+    found = read_message(message)
+    name = {} if found.name is None else {"name": found.name}
+    return {"role": found.role, **name, "text": message_text(found)}
+
+
+def _about_thread(thread: ThreadSummary) -> dict[str, Any]:
+    info, head = thread.info, thread.head
+    facts = {
+        "id": info.id,
+        "namespace": info.namespace,
+        "step": info.step,
+        "head": info.head,
+        "created_at": info.created_at,
+        "updated_at": info.updated_at,
+    }
+    if head is None:
+        return {**facts, "damaged": True}
+    last = read_message(thread.last_message)
+    said = {} if thread.last_message is None else {"last_message": f"{last.role}: {preview_of(last)}"}
+    waits = {} if head.pending_interrupt is None else {"pending_approval": True}
+    return {**facts, "message_count": head.message_count, **said, **waits}
 
 
 def about_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:

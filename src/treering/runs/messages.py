@@ -79,6 +79,13 @@ _SPEAKERS: Final = frozenset({"user", "assistant", "system", "tool"})
 _TERMINAL: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 """Colours and titles in what a program printed."""
 
+_MARKUP: Final = re.compile(
+    r"(?m)^ {0,3}(?:#{1,6} +|> ?|```[\w+-]*$)"
+    r"|(?<!\w)\*\*(?=\S)|(?<=\S)\*\*(?!\w)"
+    r"|!?\[([^\]\n]*)\]\(\S+?\)"
+)
+"""Markdown that a preview leaves out: headings, quotes, fences, bold, and where links lead."""
+
 _MAX_DEPTH: Final = 8
 """How deep a message may be wrapped in others; what is deeper is shown as data."""
 
@@ -134,7 +141,8 @@ def preview_of(message: ReadMessage, limit: int = 120) -> str:
     """Return the beginning of what a message that was read says, on one line."""
     parts = message.parts
     shown = [part for part in parts if part.kind != "thinking"] or parts
-    return _flat(" ".join(filter(None, map(_line, shown))), limit)
+    lines = (_MARKUP.sub(r"\1", part.text) if part.kind == "text" else _line(part) for part in shown)
+    return _flat(" ".join(filter(None, lines)), limit)
 
 
 def preview_value(value: Any, limit: int = 120) -> str:
@@ -602,10 +610,6 @@ _UNTYPED: Final[dict[str, _Reader]] = {
 }
 """How a part of Gemini is read, by the field that it has."""
 
-_HOLDERS: Final = tuple(
-    "source image_url image file input_audio inline_data inlineData file_data fileData".split()
-)
-"""The fields of an image or file that hold its bytes or its address."""
 _TYPES: Final = {"image": "image/png"}
 _MAX_INLINE_BYTES: Final = 8_000_000
 """Stored bytes up to this size are shown; of larger ones, only the size."""

@@ -27,9 +27,14 @@ export function duration(us: number | null | undefined): string {
   if (us < 1_000_000) return `${trim(us / 1000)} ms`;
   const seconds = us / 1e6;
   if (seconds < 60) return `${trim(seconds)} s`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
-  if (seconds < 86_400) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
-  return `${Math.floor(seconds / 86_400)} d ${Math.floor((seconds % 86_400) / 3600)} h`;
+  if (seconds < 3600) return both(seconds / 60, "min", seconds % 60, "s");
+  if (seconds < 86_400) return both(seconds / 3600, "h", (seconds % 3600) / 60, "min");
+  return both(seconds / 86_400, "d", (seconds % 86_400) / 3600, "h");
+}
+
+/** "1 h 20 min", and "1 h" if nothing is left. */
+function both(many: number, unit: string, rest: number, smaller: string): string {
+  return `${Math.floor(many)} ${unit}${rest >= 1 ? ` ${Math.floor(rest)} ${smaller}` : ""}`;
 }
 
 export function bytes(value: number | null | undefined): string {
@@ -95,7 +100,7 @@ function span(seconds: number): string {
   if (seconds < 60) return `${Math.round(seconds)} s`;
   if (seconds < 3600) return `${Math.round(seconds / 60)} min`;
   if (seconds < 86_400) return `${Math.round(seconds / 3600)} h`;
-  return `${Math.round(seconds / 86_400)} d`;
+  return seconds < 730 * 86_400 ? `${Math.round(seconds / 86_400)} d` : `${Math.floor(seconds / (365.25 * 86_400))} years`;
 }
 
 function trim(value: number): string {

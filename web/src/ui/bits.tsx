@@ -6,7 +6,7 @@ import { ago, brief, plural, stamp, visible } from "../base/format";
 import { href, type Query } from "../base/route";
 import type { Said } from "../base/shapes";
 
-const WORDS: Record<string, string> = { ok: "ok", error: "error", running: "running", crashed: "crashed" };
+const WORDS: Record<string, string> = { ok: "ok", error: "error", running: "running", crashed: "crashed", unfinished: "crashed" };
 
 /** A status: its name, and an icon whose shape says the same without colour. */
 export function Status({ status }: { status: string | null | undefined }) {
@@ -51,14 +51,22 @@ export function Id({ id, to }: { id: string; to?: string }) {
   );
 }
 
-export function Tags({ tags }: { tags: readonly string[] | null | undefined }) {
+/** Tags; in a row of a list at most two, and how many more there are. */
+export function Tags({ tags, isShort = false }: { tags: readonly string[] | null | undefined; isShort?: boolean }) {
+  const all = tags ?? [];
+  const shown = isShort && all.length > 2 ? all.slice(0, 1) : all;
   return (
     <>
-      {(tags ?? []).map((tag) => (
-        <span class="tag" key={tag}>
+      {shown.map((tag) => (
+        <span class="tag" key={tag} title={tag}>
           {tag}
         </span>
       ))}
+      {shown.length < all.length && (
+        <span class="tag" title={all.slice(shown.length).join(", ")}>
+          +{all.length - shown.length}
+        </span>
+      )}
     </>
   );
 }

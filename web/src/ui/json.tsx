@@ -5,6 +5,8 @@ import { visible } from "../base/format";
 
 const LONG = 600;
 const MANY = 100;
+/** Lists and objects up to this size are open at first. */
+const MANY_OPEN = 25;
 const WORTH_SEARCHING = 30;
 
 interface Shown {
@@ -20,7 +22,7 @@ export function Value({ value, name, depth = 0, open, search = false }: Shown) {
   if (search && isLarge(value)) return <Searchable value={value as object} />;
   if (value !== null && typeof value === "object") {
     if (name === undefined && depth === 0 && Object.keys(value).length > 0) return <Entries value={value} depth={0} />;
-    return <Branch value={value} name={name} depth={depth} open={open ?? depth < 2} />;
+    return <Branch value={value} name={name} depth={depth} open={open ?? (depth < 2 && Object.keys(value).length <= MANY_OPEN)} />;
   }
   return (
     <div class="leaf">

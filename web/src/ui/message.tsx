@@ -1,6 +1,6 @@
 // A message of any format, as the REST API reads it: a role and parts.
 import type { ComponentChildren, FunctionComponent } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 
 import { bytes, visible } from "../base/format";
 import type { Part, ReadMessage } from "../base/shapes";
@@ -10,6 +10,8 @@ import { Link } from "./link";
 
 const LONG = 6000;
 const FOLDED = 2000;
+const LONG_LINES = 60;
+const FOLDED_LINES = 25;
 
 type Rich = typeof import("./rich");
 let loaded: Rich | undefined;
@@ -238,16 +240,28 @@ const Plain: FunctionComponent<{ text: string }> = ({ text }) => (
 /** Show the beginning of a long text, and its size. */
 function Folded({ text, children }: { text: string; children: (shown: string) => ComponentChildren }) {
   const [isWhole, setWhole] = useState(false);
-  if (isWhole || text.length <= LONG) return <>{children(text)}</>;
+  const lines = useMemo(() => endOfLine(text, LONG_LINES) < text.length, [text]);
+  if (isWhole || (text.length <= LONG && !lines)) return <>{children(text)}</>;
   const paragraph = text.lastIndexOf("\n", FOLDED);
+  const most = paragraph > FOLDED / 2 ? paragraph : FOLDED;
   return (
     <>
-      {children(text.slice(0, paragraph > FOLDED / 2 ? paragraph : FOLDED))}
+      {children(text.slice(0, Math.min(most, endOfLine(text, FOLDED_LINES))))}
       <button type="button" class="quiet" onClick={() => setWhole(true)}>
         Show all ({bytes(new Blob([text]).size)})
       </button>
     </>
   );
+}
+
+/** Where a line ends, or the whole text if it has fewer. */
+function endOfLine(text: string, line: number): number {
+  let end = -1;
+  for (let count = 0; count < line; count += 1) {
+    end = text.indexOf("\n", end + 1);
+    if (end < 0) return text.length;
+  }
+  return end;
 }
 
 function Image({ part }: { part: Part }) {

@@ -2,6 +2,7 @@
 import type { ComponentChildren } from "preact";
 
 import { Problem, reachable } from "../base/api";
+import { href, route } from "../base/route";
 import { Rings } from "./rings";
 
 export function Empty({ title, children }: { title: string; children?: ComponentChildren }) {
@@ -25,6 +26,7 @@ export function Loading({ what = "Loading" }: { what?: string }) {
 
 export function Failure({ problem, retry }: { problem: Problem; retry?: () => void }) {
   const missing = problem.status === 404;
+  const place = route.value.path[0] ?? "runs";
   return (
     <div class="state" role="alert">
       <Rings count={3} broken />
@@ -37,8 +39,8 @@ export function Failure({ problem, retry }: { problem: Problem; retry?: () => vo
           </button>
         )}
         {missing && (
-          <a class="button" href="#/runs">
-            Go to runs
+          <a class="button" href={href([place])}>
+            Go to {place}
           </a>
         )}
       </p>

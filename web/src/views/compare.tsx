@@ -109,8 +109,8 @@ function Runs({ ids }: { ids: readonly string[] }) {
         ))}
         rows={[
           ["status", runs.map((each) => <Status status={each.run.status} />)],
-          ["began", runs.map((each) => <Time at={each.run.started_at_us} />)],
-          ["took", measured(runs, (each) => each.duration_us, duration)],
+          ["started", runs.map((each) => <Time at={each.run.started_at_us} />)],
+          ["duration", measured(runs, (each) => each.duration_us, duration)],
           ["tokens", measured(runs, (each) => tokensOf(each.usage), count)],
           ["from cache", measured(runs, (each) => each.usage.cache_read ?? 0, count, { isBetter: "more" })],
           ["cost", measured(runs, (each) => nanosOf(each.cost, runs[0]!.cost), (_, each) => moneys(amounts(each.cost)))],
@@ -174,14 +174,14 @@ function Agents({ names }: { names: readonly string[] }) {
                 "cost a run",
                 measured(
                   agents,
-                  (each) => (each.runs ? (nanosOf(each.cost, agents[0]!.cost) ?? 0) / each.runs : null),
+                  (each) => perRun(nanosOf(each.cost, agents[0]!.cost), each.runs),
                   (_, each) => moneys(amounts(each.cost).map(({ currency, amount }) => ({ currency, amount: Number(amount) / each.runs }))),
                 ),
               ],
               ["steps", agents.map((each) => exact(each.steps))],
               ["errors", agents.map((each) => <span class={each.errors ? "bad" : ""}>{exact(each.errors)}</span>)],
-              ["half of the runs within", measured(agents, (each) => each.latency?.p50_us ?? null, duration)],
-              ["95 % of the runs within", measured(agents, (each) => each.latency?.p95_us ?? null, duration)],
+              ["median duration", measured(agents, (each) => each.latency?.p50_us ?? null, duration)],
+              ["95th percentile", measured(agents, (each) => each.latency?.p95_us ?? null, duration)],
             ]}
           />
           {isPartial && <p class="muted">Latencies and failures are computed from the newest events only.</p>}
@@ -253,7 +253,7 @@ function measured<T>(
     if (!isComparable) return show(value, one);
     const share = base === 0 ? null : Math.round((value / base - 1) * 100);
     const kind = isBetter === null ? "muted" : value < base === (isBetter === "less") ? "better" : "worse";
-    const words = share === null ? "from nothing" : share === 0 ? "about the same" : `${share > 0 ? "+" : "−"}${exact(Math.abs(share))} %`;
+    const words = share === null ? "from nothing" : share === 0 ? "about the same" : share >= 1000 ? `× ${exact(Math.round(value / base))}` : `${share > 0 ? "+" : "−"}${exact(Math.abs(share))} %`;
     return (
       <>
         {show(value, one)} <small class={`delta ${kind}`}>{words}</small>
@@ -265,11 +265,15 @@ function measured<T>(
 /** The cost in the first currency of another. */
 function nanosOf(spent: Spent, other: Spent): number | null {
   const currency = Object.keys(other.nanos)[0] ?? Object.keys(spent.nanos)[0];
-  return currency === undefined ? null : (spent.nanos[currency] ?? 0);
+  return currency === undefined ? null : (spent.nanos[currency] ?? null);
 }
 
 function amounts(spent: Spent): Amount[] {
   return Object.entries(spent.nanos).map(([currency, nanos]) => ({ currency, amount: nanos / 1e9 }));
+}
+
+function perRun(nanos: number | null, runs: number): number | null {
+  return nanos === null || runs === 0 ? null : nanos / runs;
 }
 
 function split(text: string | undefined): string[] {

@@ -118,8 +118,8 @@ function threadRow(hit: ThreadHit, words: readonly string[]): Row {
     open: () => go(["threads", hit.thread], query),
     body: (
       <>
-        <span>
-          <strong>
+        <span class="hit-title">
+          <strong class="cut">
             <Marked text={hit.thread} words={words} />
           </strong>{" "}
           <span class="muted">
@@ -144,8 +144,8 @@ function memoryRow({ document, namespace }: MemoryHit, words: readonly string[])
     open: () => go(["memory", document.id], query),
     body: (
       <>
-        <span>
-          <strong>
+        <span class="hit-title">
+          <strong class="cut">
             <Marked text={document.id} words={words} />
           </strong>{" "}
           <span class="muted">{visible(namespace)}</span>
@@ -166,8 +166,8 @@ function runRow(hit: RunHit, words: readonly string[]): Row {
     open: () => go(["runs", hit.run], to),
     body: (
       <>
-        <span>
-          <strong>{visible(hit.agent ?? "run")}</strong>{" "}
+        <span class="hit-title">
+          <strong class="cut">{visible(hit.agent ?? "run")}</strong>{" "}
           <span class="muted">
             {hit.kind === "message" ? hit.role : `${hit.name ?? hit.kind} ${hit.part}`} · <Time at={hit.ts_us} />
           </span>

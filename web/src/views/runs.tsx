@@ -178,6 +178,7 @@ function List({ runs, isSorted, onEnd, hasMore }: ListProps) {
     [runs],
   );
   const which = `${isSorted ? "these" : "the last"} ${plural(drawn.length, "run")}`;
+  const now = Date.now() * 1000; // a list with running runs is fetched, and drawn, every ten seconds
   const longest = useMemo(() => outlierCap(runs.map((run) => run.duration_us ?? 0)), [runs]);
   return (
     <>
@@ -236,7 +237,7 @@ function List({ runs, isSorted, onEnd, hasMore }: ListProps) {
                   <span class="two">
                     <strong>{run.agent ?? "run"}</strong> <Id id={run.id} />
                     {run.thread && <span class="muted cut">{run.thread}</span>}
-                    <Tags tags={run.tags} />
+                    <Tags tags={run.tags} isShort />
                   </span>
                   <Gist run={run} />
                 </span>
@@ -244,7 +245,7 @@ function List({ runs, isSorted, onEnd, hasMore }: ListProps) {
                   <Time at={run.started_at_us} />
                 </span>
                 <span class="number took">
-                  {run.duration_us === null ? "…" : duration(run.duration_us)}
+                  {duration(run.duration_us ?? (run.status === "running" ? now - run.started_at_us : null))}
                   <i style={{ width: `${Math.min(1, (run.duration_us ?? 0) / longest) * 100}%` }} />
                 </span>
                 <span class="number">

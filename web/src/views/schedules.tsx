@@ -63,6 +63,14 @@ export function Schedules({ id }: { id: string | undefined }) {
   );
 }
 
+/** When a task is due: "every 1 h", a cron expression, or a time. */
+function Rhythm({ task }: { task: Task }) {
+  const value = String(task.value);
+  if (task.type === "interval") return <>every {duration(Number(value) * 1e6)}</>;
+  if (task.type === "once") return <>once, {stamp(value)}</>;
+  return <code>{value}</code>;
+}
+
 function TaskRow({ line: { task, next } }: { line: TaskLine }) {
   const status = task.status ?? "active";
   return (
@@ -72,7 +80,7 @@ function TaskRow({ line: { task, next } }: { line: TaskLine }) {
         <span class={`tag ${status === "paused" ? "warn" : status === "active" ? "good" : ""}`}>{status}</span>
       </span>
       <span class="muted">
-        <code>{task.value}</code> {task.type === "interval" ? "seconds" : task.type}
+        <Rhythm task={task} />
         {next[0] ? ` · next ${ago(next[0])}` : ""}
         {task.channel ? ` · ${task.channel} ${task.chat_id ?? ""}` : ""}
       </span>
@@ -141,7 +149,7 @@ function One({ line: { task, next }, onChange }: { line: TaskLine; onChange: () 
         </p>
       )}
       <dl class="figures small">
-        <Figure label={task.type} value={<code>{task.value}</code>} note={task.tz ?? "UTC"} />
+        <Figure label={task.type} value={<Rhythm task={task} />} note={task.type === "interval" ? undefined : (task.tz ?? "UTC")} />
         <Figure label="runs" value={exact(task.runs ?? 0)} />
         <Figure label="last" value={task.last_run_us ? <Time at={task.last_run_us} /> : "never"} />
         <Figure label="id" value={<code>{task.id}</code>} />

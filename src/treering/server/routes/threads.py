@@ -633,7 +633,7 @@ def _head(thread: Thread) -> Checkpoint:
 
 
 def _never_saved(thread_id: str) -> NotFound:
-    return NotFound(f"there is no thread {thread_id!r}; GET /threads lists those that there are")
+    return NotFound(f"thread {thread_id!r} not found. List threads with GET /threads or: treering threads")
 
 
 def _at(thread: Thread, which: str) -> Checkpoint:

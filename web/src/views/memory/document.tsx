@@ -11,6 +11,7 @@ import { Figure, Tabs, Tags, Time } from "../../ui/bits";
 import { Confirm } from "../../ui/dialog";
 import { Unified } from "../../ui/diff";
 import { Value } from "../../ui/json";
+import { Prose } from "../../ui/message";
 import { Answer, Empty } from "../../ui/states";
 import { isOver } from "./memory";
 
@@ -78,7 +79,9 @@ export function Document({ id, namespace, onChange }: { id: string; namespace: s
                       This is version {version}. <a href={to("text")}>Show the newest</a>
                     </p>
                   )}
-                  <pre class="text-body">{document.content}</pre>
+                  <div class="text-body">
+                    <Prose text={document.content} />
+                  </div>
                   <p class="buttons tight">
                     <button type="button" class="danger" onClick={() => ask(true)}>
                       Delete

@@ -101,7 +101,7 @@ export function Memory({ id }: { id: string | undefined }) {
                       <strong class="cut">{document.id}</strong>
                       {document.metadata.auto_load && <span class="tag good">auto-load</span>}
                       {isOver(document) && <span class="tag warn">expired</span>}
-                      <Tags tags={document.metadata.tags} />
+                      <Tags tags={document.metadata.tags} isShort />
                       <span class="muted small spacer">
                         <Time at={document.metadata.updated_at} />
                       </span>

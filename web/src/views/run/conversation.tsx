@@ -1,4 +1,5 @@
 // Messages, tool calls with input and output, and errors, in order.
+import type { ComponentChildren } from "preact";
 import { useMemo, useState } from "preact/hooks";
 
 import { at } from "../../base/api";
@@ -7,7 +8,7 @@ import { count, duration, money } from "../../base/format";
 import { tokensOf, type ReadMessage, type RecordContent, type RunRecord } from "../../base/shapes";
 import { Copy, Status } from "../../ui/bits";
 import { Value } from "../../ui/json";
-import { Messages, Output, Parts, Raw } from "../../ui/message";
+import { Messages, Output, Parts, Prose, Raw } from "../../ui/message";
 import { Rows } from "../../ui/rows";
 import { Empty } from "../../ui/states";
 import { title, type Trace } from "./trace";
@@ -56,7 +57,14 @@ export function Conversation({ trace, until, selected, onSelect, isRunning }: Pr
       idOf={(each) => each.id}
       selected={place}
       row={(each, _, isSelected) => (
-        <Turn run={trace.run} record={each} until={until} isSelected={isSelected && each.id === selected} onSelect={onSelect} />
+        <Turn
+          run={trace.run}
+          record={each}
+          until={until}
+          isSelected={isSelected && each.id === selected}
+          isRunning={isRunning}
+          onSelect={onSelect}
+        />
       )}
     />
   );
@@ -73,12 +81,14 @@ function Turn({
   record,
   until,
   isSelected,
+  isRunning,
   onSelect,
 }: {
   run: string;
   record: RunRecord;
   until: number | null;
   isSelected: boolean;
+  isRunning: boolean;
   onSelect: (record: RunRecord) => void;
 }) {
   const content = useOnce<RecordContent>(at(["runs", run, "spans", record.id], { readable: true }), record.is_open ? record : null);
@@ -102,20 +112,26 @@ function Turn({
           {tokens > 0 && <span>{count(tokens)} tokens</span>}
           {record.cost !== null && record.currency && <span>{money({ amount: record.cost, currency: record.currency })}</span>}
           {!isMessage && isOver && <span>{duration(record.duration_us)}</span>}
-          {!isMessage && <Status status={isOver ? record.status : "running"} />}
+          {!isMessage && <Status status={isOver ? record.status : isRunning || until !== null ? "running" : "unfinished"} />}
         </span>
       </header>
       <div class="turn-body">
         {content.problem && <p class="trouble">{content.problem.message}</p>}
         {!content.data && !content.problem && <p class="muted">…</p>}
-        {content.data && isMessage && content.data.readable_output?.map((each) => <Parts parts={each.parts} role={kind} />)}
+        {content.data && isMessage && (
+          <Payload value={content.data.output}>
+            {(content.data.readable_output ?? []).map((each, index) => (
+              <Parts key={index} parts={each.parts} role={kind} />
+            ))}
+          </Payload>
+        )}
         {content.data && !isMessage && (
           <>
             {content.data.input !== null && content.data.input !== undefined && (
               <div class="in">
                 <span class="way">in</span>
                 <div>
-                  <Payload value={content.data.input} messages={content.data.readable_input} isContext />
+                  <Payload value={content.data.input} messages={content.data.readable_input} isContext isProse={!isProgram(record)} />
                 </div>
               </div>
             )}
@@ -123,7 +139,7 @@ function Turn({
               <div class="out">
                 <span class="way">out</span>
                 <div>
-                  <Payload value={content.data.output} messages={content.data.readable_output} />
+                  <Payload value={content.data.output} messages={content.data.readable_output} isProse={!isProgram(record)} />
                 </div>
               </div>
             )}
@@ -139,16 +155,26 @@ function Turn({
   );
 }
 
-/** An input or output: messages as such, text as a program prints it, anything else as a tree. */
+/** Whether what goes in and out is a program's, and not words. */
+export function isProgram(record: RunRecord): boolean {
+  return record.kind === "span" && (record.type === "tool" || record.type === "file");
+}
+
+/** An input or output: messages as such, text as Markdown or as a program prints it, anything else as a tree. */
 export function Payload({
   value,
-  messages,
+  messages = null,
   isContext = false,
+  isProse = false,
+  children,
 }: {
   value: unknown;
-  messages: readonly ReadMessage[] | null;
+  messages?: readonly ReadMessage[] | null;
   /** Whether the messages are a conversation of which only the end is new. */
   isContext?: boolean;
+  isProse?: boolean;
+  /** Shown instead, with the buttons of the value. */
+  children?: ComponentChildren;
 }) {
   const [isRaw, setRaw] = useState(false);
   const isText = typeof value === "string";
@@ -164,10 +190,12 @@ export function Payload({
       </span>
       {isRaw ? (
         <Raw value={value} />
+      ) : children ? (
+        children
       ) : messages ? (
         <Messages messages={messages} isFolded={isContext} />
       ) : isText ? (
-        <Output text={value} />
+        isProse ? <Prose text={value} /> : <Output text={value} />
       ) : (
         <Value value={value} search />
       )}

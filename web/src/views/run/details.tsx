@@ -6,9 +6,8 @@ import { href } from "../../base/route";
 import type { RecordContent, RunLine, RunRecord } from "../../base/shapes";
 import { Copy, Figure, Status } from "../../ui/bits";
 import { Value } from "../../ui/json";
-import { Messages } from "../../ui/message";
 import { Empty, Failure, Loading } from "../../ui/states";
-import { Payload } from "./conversation";
+import { isProgram, Payload } from "./conversation";
 import { title, type Trace } from "./trace";
 
 const LINKS = new Set(["checkpoint", "snapshot", "memory", "thread"]);
@@ -39,7 +38,7 @@ function Whole({ run, record, content }: { run: RunLine; record: RunRecord; cont
         {title(record)} <span class="muted">{record.kind === "span" ? record.type : record.kind}</span>
       </h2>
       <dl class="figures small">
-        {record.kind === "span" && <Figure label="status" value={<Status status={record.is_open ? "running" : record.status} />} />}
+        {record.kind === "span" && <Figure label="status" value={<Status status={record.is_open ? (run.status === "running" ? "running" : "unfinished") : record.status} />} />}
         <Figure label="started" value={stamp(record.started_at_us)} />
         {record.kind === "span" && <Figure label="duration" value={record.is_open ? "…" : duration(record.duration_us)} />}
         {record.agent && <Figure label="agent" value={record.agent} />}
@@ -62,7 +61,7 @@ function Whole({ run, record, content }: { run: RunLine; record: RunRecord; cont
         <section>
           <h3>Input</h3>
           <div class="box">
-            <Payload value={content.input} messages={content.readable_input} />
+            <Payload value={content.input} messages={content.readable_input} isProse={!isProgram(record)} />
           </div>
         </section>
       )}
@@ -70,11 +69,7 @@ function Whole({ run, record, content }: { run: RunLine; record: RunRecord; cont
         <section>
           <h3>{record.kind === "message" ? "Content" : "Output"}</h3>
           <div class="box">
-            {record.kind === "message" && content.readable_output ? (
-              <Messages messages={content.readable_output} />
-            ) : (
-              <Payload value={content.output} messages={content.readable_output} />
-            )}
+            <Payload value={content.output} messages={content.readable_output} isProse={!isProgram(record)} />
           </div>
         </section>
       )}

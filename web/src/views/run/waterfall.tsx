@@ -2,7 +2,7 @@
 import { useSignal } from "@preact/signals";
 import { useLayoutEffect, useMemo, useRef } from "preact/hooks";
 
-import { duration } from "../../base/format";
+import { duration, exact, plural } from "../../base/format";
 import { useKeys } from "../../base/keys";
 import type { RunRecord } from "../../base/shapes";
 import { Rows } from "../../ui/rows";
@@ -122,7 +122,7 @@ export function Waterfall({ trace, now, until, selected, onSelect }: Props) {
     <section class="waterfall" aria-label="Waterfall">
       <div class="waterfall-tools">
         <span class="muted small">
-          {rows.length.toLocaleString("en")} of {trace.records.length.toLocaleString("en")} events
+          {rows.length === trace.records.length ? plural(rows.length, "event") : `${exact(rows.length)} of ${plural(trace.records.length, "event")}`}
           {trace.complete.value || trace.failed.value ? "" : ", loading …"}
         </span>
         <span class="buttons tight">

@@ -48,14 +48,15 @@ export function Inspector({ grown, node, onChange }: { grown: Grown; node: Node;
           {checkpoint.note ?? "Checkpoint"}
         </h2>
         <p class="muted">
-          {checkpoint.thread} · <Time at={checkpoint.created_at} /> <span class="small">({stamp(checkpoint.created_at)})</span> ·{" "}
+          {checkpoint.thread !== grown.lineages[0]!.thread.id && `${checkpoint.thread} · `}
+          <Time at={checkpoint.created_at} /> <span class="small">({stamp(checkpoint.created_at)})</span> ·{" "}
           <Id id={checkpoint.id} /> <Copy text={checkpoint.id} label="Copy id" />
         </p>
         <p>
           <Tags tags={checkpoint.tags} />
           {!node.isOnLine && <span class="tag warn">abandoned by a rewind</span>}
           <SecretsTag secrets={secretsOf(checkpoint)} />
-          {node.isHead && <span class="tag good">head of {checkpoint.thread}</span>}
+          {node.isHead && <span class="tag good">{checkpoint.thread === grown.lineages[0]!.thread.id ? "head" : `head of ${checkpoint.thread}`}</span>}
         </p>
         <p class="buttons tight">
           <button type="button" onClick={() => ask("fork")}>

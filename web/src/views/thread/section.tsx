@@ -35,8 +35,11 @@ export function Section({ grown, selected, other, onSelect }: Props) {
   const label =
     `${plural(grown.nodes.size, "checkpoint")} of ${plural(grown.lineages.length, "thread")}, as concentric rings; ` +
     "the list below shows the same checkpoints";
+  // Few rings need little room.
+  const half = rings < 5 ? CENTRE + rings * step + 14 : SIZE / 2;
+  const tall = rings < 5 ? { flexBasis: `${1.1 * half}px`, height: `${1.1 * half}px` } : undefined;
   return (
-    <svg class="section" viewBox={`${-SIZE / 2} ${-SIZE / 2} ${SIZE} ${SIZE}`} role="img" aria-label={label}>
+    <svg class="section" style={tall} viewBox={`${-half} ${-half} ${2 * half} ${2 * half}`} role="img" aria-label={label}>
       <path class="wood" d={ring(CENTRE + rings * step + 10, 0, 2 * Math.PI)} />
       <circle class="centre" r={CENTRE / 3} />
       {shown.map((arc) => {

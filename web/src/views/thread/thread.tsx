@@ -2,17 +2,18 @@
 import type { ComponentChildren } from "preact";
 import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
 
-import { epoch, type Problem } from "../../base/api";
+import { at, epoch, type Problem } from "../../base/api";
 import { plural } from "../../base/format";
 import { useKeys } from "../../base/keys";
 import { useChanges } from "../../base/live";
-import { asProblem } from "../../base/query";
+import { asProblem, useGet } from "../../base/query";
 import { go, href, route, select } from "../../base/route";
 import { Crumb, Head, SaidLine, Tags, Time } from "../../ui/bits";
 import { Rows } from "../../ui/rows";
 import { Alone, Failure, StaleNotice, Loading } from "../../ui/states";
 import { grow, type Grown, type Node } from "./growth";
 import { Inspector } from "./inspector";
+import { ThreadRuns } from "./runs";
 import { Section } from "./section";
 
 export function Thread({ id }: { id: string }) {
@@ -38,6 +39,7 @@ export function Thread({ id }: { id: string }) {
   }, [id, namespace, turn, pages, era]);
   useChanges((event) => event.kind === "checkpoint" || event.kind === "rewind", reload, 500);
   useKeys({ Escape: () => go(["threads"]) });
+  if (grown?.of !== of && problem?.status === 404) return <RunsOnly id={id} namespace={namespace} problem={problem} />;
   if (grown?.of !== of) {
     return (
       <Alone title={`Thread ${id}`}>
@@ -48,6 +50,24 @@ export function Thread({ id }: { id: string }) {
   const older = () => grown.tree.lineages[0]!.next_cursor !== null && setPages(grown.pages + 1);
   const hitch = problem && <StaleNotice problem={problem} retry={reload} />;
   return <Shown id={id} grown={grown.tree} onChange={reload} onEnd={older} hitch={hitch} />;
+}
+
+/** A thread that runs name, but of which nothing was saved. */
+function RunsOnly({ id, namespace, problem }: { id: string; namespace: string; problem: Problem }) {
+  const runs = useGet<{ runs: unknown[] }>(at(["runs"], { thread: id, namespace, limit: 1 }));
+  if (!runs.data?.runs.length) {
+    return <Alone title={`Thread ${id}`}>{runs.data || runs.problem ? <Failure problem={problem} /> : <Loading what="Loading thread" />}</Alone>;
+  }
+  return (
+    <div class="view">
+      <Head above={<Crumb path={["threads"]}>Threads</Crumb>} title={id}>
+        <p class="muted">
+          Runs name this thread, but it has no checkpoints. Save messages with <code>store.thread("{id}").append(…)</code>.
+        </p>
+      </Head>
+      <ThreadRuns thread={id} namespace={namespace} />
+    </div>
+  );
 }
 
 interface Props {
