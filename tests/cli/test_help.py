@@ -16,6 +16,9 @@ from treering.cli.main import app, main, narrowed
 
 NO_JSON = {
     "approvals work": "works until it is stopped",
+    "audit check": "is the checker that works alone, and answers by its exit code",
+    "audit key": "prints a key",
+    "audit prove": "prints JSON in any case",
     "cat": "prints a file byte for byte",
     "hook claude-code": "is called by Claude Code, and says nothing",
     "mcp": "speaks JSON-RPC until it is stopped",
@@ -28,6 +31,8 @@ NO_JSON = {
 """Commands without --json, and why."""
 
 NO_STORE = {
+    "audit check": "needs only a proof and a seal",
+    "audit key": "makes a key",
     "hook claude-code": "keeps conversations, which have no packs",
     "memory protect": "works on a git checkout",
     "remote add": "keeps the names of servers for all stores",
@@ -155,7 +160,8 @@ def test_every_command_shows_examples_that_can_be_run(name, capsys):
 
 LISTS = {
     "budgets list", "checkpoints", "cost", "effects list", "growth", "keys list", "log", "ls", "memory list",
-    "memory search", "memory history", "performance", "replay", "runs", "alerts list", "alerts rules",
+    "memory search", "memory history", "output", "performance", "replay", "runs", "alerts list",
+    "alerts rules",
     "schedules list", "schedules occurrences", "schedules preview", "search", "show", "snapshots",
     "state history", "state list", "tail", "threads", "timeline", "transcript",
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import shlex
 
 import treering
@@ -77,7 +78,14 @@ class TestResume:
     def test_each_decision(self, treering_):
         assert treering_("resume", "support/alice", "approve", "--interrupt", "pay-1", "--json").json[
             "metadata"
-        ] == {"resumed": {"id": "pay-1", "decision": "approve", "payload": {"tool": "pay", "amount": 30}}}
+        ] == {
+            "resumed": {
+                "id": "pay-1",
+                "decision": "approve",
+                "payload": {"tool": "pay", "amount": 30},
+                "by": getpass.getuser(),
+            }
+        }
         ran = treering_("resume", "support/alice", "deny")
         assert ran.code == 4
         assert "has no pending interrupt" in ran.err

@@ -49,7 +49,7 @@ class TestAgentry:
         for wrong in ("mine:nothing", "nowhere:read", "mine", ":"):
             ran = process("import", "agentry", outputs, "--store", "new", "--unpickler", wrong)
             assert ran.code == 2
-            assert "MODULE:FUNCTION" in ran.err
+            assert "give MODULE:NAME" in ran.err
 
 
 class TestLangGraph:

@@ -104,6 +104,7 @@ MISSING = {
     "audit key private.pem": "audit",
     "audit seal --key server": "audit",
     "cost --currency EUR": "prices",
+    "audit key key.pem": "audit",
     "threads --store postgresql://127.0.0.1/x": "postgres",
     "checkpoints --storage s3://bucket/prefix": "s3",
 }

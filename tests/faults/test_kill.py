@@ -60,6 +60,7 @@ ELSEWHERE = {
     "effect.called",
     "effect.ended",
     "effect.started",
+    "history.stored",
     "prune.copied",
     "prune.deleted",
     "prune.dropped",
@@ -68,8 +69,10 @@ ELSEWHERE = {
     "restore.staged",
     "restore.switched",
     "store.created",
+    "transfer.staged",
+    "transfer.stored",
 }
-"""Failpoints that the tests of `effects`, `engines/sqlite`, `workspaces` and `sandbox` cover."""
+"""Failpoints that the tests of `effects`, `engines/sqlite`, `importers`, `workspaces` and `sandbox` cover."""
 
 FATES = {"commit.begin": "absent", "commit.before_commit": "absent", "commit.after_commit": "whole"}
 """Whether a batch is stored if its writer dies there."""

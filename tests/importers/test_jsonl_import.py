@@ -69,7 +69,12 @@ def test_a_newer_export_brings_the_rest(source, target):
     source.thread("support/alice").append("and then")
     source.thread("support/alice").rewind(0)
     data = exported(source, "support/alice")
-    assert bring(data, target) == {"threads": (1, 1, 0), "checkpoints": (8, 2, 6), "rewinds": (2, 1, 1)}
+    assert bring(data, target) == {
+        "threads": (1, 1, 0),
+        "checkpoints": (8, 2, 6),
+        "rewinds": (2, 1, 1),
+        "events": (1, 1, 0),  # who answered
+    }
     assert portrait(target) == portrait(source)
 
 

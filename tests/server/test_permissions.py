@@ -33,6 +33,8 @@ ERASURES = {
     ("POST", "/store/gc"),
     ("POST", "/store/forget"),
     ("POST", "/store/reindex"),
+    ("POST", "/store/seals"),
+    ("POST", "/store/seals/verify"),
     ("POST", "/keys"),
     ("DELETE", "/keys/{id}"),
     ("POST", "/memory/{id}/forget"),

@@ -108,7 +108,7 @@ def test_the_environment_gives_a_key(tmp_path):
     with Server(tmp_path / "store", TREERING_API_KEY="secret-0123456789") as server:
         assert httpx.get(f"{server.url}/runs").status_code == 401
         output = httpx.get(f"{server.url}/runs", headers={"authorization": "Bearer secret-0123456789"})
-        assert output.json() == {"runs": [], "next_cursor": None}
+        assert output.json() == {"runs": [], "next_cursor": None, "unreadable": []}
 
 
 def test_it_does_not_open_itself_to_others_without_a_key(tmp_path):

@@ -58,7 +58,7 @@ def test_schedules_are_made_paused_and_cancelled(client):
     assert client.post(f"{path}/run").status_code == 200
     assert client.get(f"{path}/occurrences").json()["next_cursor"] is None
     assert client.delete(path).status_code == 200
-    assert client.get("/schedules").json() == {"schedules": [], "next_cursor": None}
+    assert client.get("/schedules").json() == {"schedules": [], "next_cursor": None, "unreadable": []}
     assert len(client.get("/schedules?all=true").json()["schedules"]) == 1
     assert client.post("/schedules", json=wish | {"value": "every day"}).status_code == 422
     assert client.post("/schedules/nothing/pause").status_code == 404

@@ -97,7 +97,11 @@ def list_approvals(
 
 @takes_store
 def show_approval(approval: ApprovalArgument, *, place: StorePlace, as_json: JsonOption = False) -> None:
-    """Show a question, the files that changed, and the votes."""
+    """Show a question, the files that changed, and the votes.
+
+    Examples:
+        treering approvals show 63593344
+    """
     with place.existing() as opened:
         found = opened.approvals.get(approval)
         files = list(opened.approvals.changes(found.id))
@@ -152,7 +156,11 @@ def deny(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Deny a call; its agent is told the reason."""
+    """Deny a call; its agent is told the reason.
+
+    Examples:
+        treering approvals deny 63593344 --reason "the order was cancelled"
+    """
     _answer(place, approval, "deny", by=by, reason=reason, as_json=as_json)
 
 
@@ -186,10 +194,14 @@ def edit(
 
 
 @takes_store
-def rules(*, place: StorePlace, as_json: JsonOption = False) -> None:
-    """List the rules about who may answer."""
+def rules(*, limit: LimitOption = 50, place: StorePlace, as_json: JsonOption = False) -> None:
+    """List the rules about who may answer.
+
+    Examples:
+        treering approvals rules
+    """
     with place.existing() as opened:
-        found = opened.approvals.rules()
+        found = limited(opened.approvals.rules(), limit)
     table = [("name", "tool", "agent", "thread", "for", "seconds", "then", "votes")]
     table += [
         (
@@ -263,7 +275,11 @@ def set_rule(
 
 @takes_store
 def remove_rule(name: NameArgument, *, place: StorePlace, as_json: JsonOption = False) -> None:
-    """Remove a rule."""
+    """Remove a rule.
+
+    Examples:
+        treering approvals remove-rule money
+    """
     from treering.errors import NotFound
 
     with place.existing() as opened:
@@ -288,9 +304,9 @@ def work(
     ] = False,
     place: StorePlace,
 ) -> None:
-    """Continue threads whose question was answered, until SIGTERM or Ctrl-C.
+    """Continue threads whose question was answered.
 
-    Also applies deadlines, and raises the alerts that webhooks carry.
+    Runs until SIGTERM or Ctrl-C. Also applies deadlines, and raises the alerts that webhooks carry.
 
     Examples:
         treering approvals work mypackage.agents:support

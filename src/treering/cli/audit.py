@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from treering.cli.console import clean, plain, rows, say, show
+from treering.cli.console import clean, limited, plain, rows, show
 from treering.cli.help import Commands
-from treering.cli.options import JsonOption, StorePlace, takes_store
+from treering.cli.options import JsonOption, LimitOption, StorePlace, takes_store
 from treering.cli.render import when
 from treering.errors import InvalidInput
 
@@ -66,7 +66,7 @@ def seal(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Seal what was committed since the last seal, and publish the seal.
+    """Seal the commits since the last seal, and publish the seal.
 
     Examples:
         treering audit seal --publish ./seals
@@ -92,14 +92,14 @@ def seal(
 
 @audit.command("list")
 @takes_store
-def list_seals(*, place: StorePlace, as_json: JsonOption = False) -> None:
+def list_seals(*, limit: LimitOption = 50, place: StorePlace, as_json: JsonOption = False) -> None:
     """List the seals of a store.
 
     Examples:
         treering audit list
     """
     with place.existing() as opened:
-        seals = opened.audit.seals()
+        seals = limited(opened.audit.seals(), limit)
     table = [("SEAL", "AT", "COMMITS", "NUMBERS", "SIGNED", "HASH")]
     for each in seals:
         numbers = f"{each.after_seq + 1}-{each.to_seq}"
@@ -118,6 +118,7 @@ def export(
     number: Annotated[int, typer.Argument(metavar="SEAL", help="The number of the seal.")],
     place: StorePlace,
     publish: Annotated[str, typer.Option("--publish", metavar="PLACE", help="Where to, as for seal.")],
+    as_json: JsonOption = False,
 ) -> None:
     """Publish a seal again.
 
@@ -127,7 +128,8 @@ def export(
     from treering.maintenance.publish import publish as publish_to
 
     with place.existing() as opened:
-        say(f"published to {publish_to(opened.audit.export(number), publish)}")
+        to = publish_to(opened.audit.export(number), publish)
+    show({"published": to}, [f"published to {clean(to)}"], as_json=as_json)
 
 
 @audit.command()
@@ -137,10 +139,10 @@ def prove(
     event: Annotated[str, typer.Argument(metavar="EVENT", help="The id of the event.")],
     place: StorePlace,
 ) -> None:
-    """Print the proof, as JSON, that an event is part of the sealed history.
+    """Print the proof, as JSON, that an event was sealed.
 
     Examples:
-        treering audit prove 01j9zq8 > proof.json
+        treering audit prove 01j9zq8
     """
     with place.existing() as opened:
         typer.echo(opened.audit.prove(event).to_json().decode(), nl=False)
@@ -176,7 +178,9 @@ def verify(
     key: PublicKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the store against seals, and say which rows differ; exit 5 if any does.
+    """Check the store against seals, and say which rows differ.
+
+    The exit code is 5 if any does.
 
     Examples:
         treering audit verify --against ./seals
@@ -199,7 +203,7 @@ def make_key(
     """Make a key to sign seals with; print the public key.
 
     Examples:
-        treering audit key audit.pem > audit-public.pem
+        treering audit key audit.pem
     """
     from treering.maintenance.audit import new_key
 

@@ -16,12 +16,12 @@ from typer.core import TyperCommand, TyperGroup
 
 PANELS: Final = {
     "Threads": "threads log show diff fork rewind resume transcript delete",
-    "Runs": "runs timeline tail search replay compare cost performance",
+    "Runs": "runs timeline tail search replay rerun reruns compare cost performance",
     "Files": "snapshot snapshots restore ls cat download secrets",
-    "Sandboxes": "run checkpoints",
+    "Sandboxes": "run checkpoints output",
     "Data of agents": "memory state schedules worker effects approvals budgets alerts",
     "Other tools": "import export hook push pull remote",
-    "Store": "stats growth verify gc forget reindex index copy backup migrate doctor",
+    "Store": "stats growth verify audit gc forget reindex index copy backup migrate doctor",
     "Servers": "ui serve keys mcp proxy",
 }
 """The groups of ``treering --help``, and their commands."""

@@ -136,5 +136,5 @@ def load_object(name: str, option: str) -> Any:
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidInput(f"{option} {name!r} cannot be loaded: {error}; give package.module:name") from None
+        raise InvalidInput(f"{option} {name!r} cannot be loaded: {error}; give MODULE:NAME") from None
     return found

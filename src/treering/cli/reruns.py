@@ -70,6 +70,10 @@ def rerun(
 
     Steps before it are answered from the recording; the run works in a fork with its own files, thread and
     memory.
+
+    Examples:
+        treering rerun 01j9zq8 --from 12 --model gpt-5-mini -n 5 --verify "pytest -q"
+        treering rerun 01j9zq8 --prompt-file terse.md --set temperature=0
     """
     from treering.replays.replay import Tolerance
     from treering.replays.rerun import rerun as make
@@ -99,7 +103,11 @@ def reruns(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare a run with the reruns of it."""
+    """Compare a run with the reruns of it.
+
+    Examples:
+        treering reruns 01j9zq8
+    """
     from treering.replays.comparison import compare_reruns
 
     with place.existing() as opened:

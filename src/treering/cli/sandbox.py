@@ -210,6 +210,7 @@ def output(
         Path | None, typer.Option("--to", metavar="DIR", help="Write the files into this folder.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
+    limit: LimitOption = 100,
     storage: StorageOption = None,
     endpoint: EndpointOption = None,
     place: StorePlace,
@@ -218,13 +219,20 @@ def output(
     """List or download what an agent left in its output folder.
 
     The result names the session's tag and sandbox, as its log does.
+
+    Examples:
+        treering output
+        treering output latest --to ./results
     """
     with open_checkpoints(storage, endpoint, place) as opened:
         info = opened.find(checkpoint)
         found = opened.output(info)
         if to is not None:
             opened.download_output(info, to, overwrite=overwrite)
-    table = [("file", "size"), *((clean(each.path), size(each.size_bytes)) for each in found.files)]
+    table = [
+        ("file", "size"),
+        *((clean(each.path), size(each.size_bytes)) for each in limited(found.files, limit)),
+    ]
     lines = rows(table) if found.files else ["no files"]
     session = f"session {found.tag or ''}, sandbox {found.sandbox_id or 'unknown'}, checkpoint {info.id}"
     show(found, [clean(session), *lines], as_json=as_json)

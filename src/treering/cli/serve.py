@@ -34,11 +34,7 @@ keys = Commands(help="Manage the API keys of a store.")
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     app.command("mcp")(mcp)
-    group = typer.Typer(
-        help="Record the calls of tools and models on their way.",
-        no_args_is_help=True,
-        rich_markup_mode=None,
-    )
+    group = Commands(help="Record the calls of tools and models on their way.")
     group.command("mcp")(proxy_mcp)
     group.command("models")(proxy_models)
     app.add_typer(group, name="proxy")
@@ -299,7 +295,7 @@ def proxy_mcp(
     """Make each tool call to an MCP server once, and record it.
 
     Examples:
-        treering proxy -- python bank_server.py
+        treering proxy mcp -- python bank_server.py
     """
     from treering.errors import InvalidInput
 
@@ -339,6 +335,9 @@ def proxy_models(
     """Pass calls of models on, and record them whole.
 
     For programs in any language that take the address of their provider. Stops with Ctrl-C.
+
+    Examples:
+        treering proxy models --port 8788
     """
     from treering.replays.proxy import ModelProxy
 

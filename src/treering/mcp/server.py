@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from treering.memory.vectors import Embedder
     from treering.store import Store
 
-MAX_TOOLS: Final = 14
+MAX_TOOLS: Final = 12
+"""How many tools are offered unless destructive ones are allowed: a model reads each description."""
 PATH: Final = "/mcp"
 
 _MAX_PORT: Final = 65_535

@@ -55,6 +55,7 @@ CALLS = {
     "sweep": lambda on, space: on.sweep(space, grace_seconds=0),
     "check": lambda on, space: list(on.check(space)),
     "reindex": lambda on, space: on.reindex(space),
+    "commit_digests": lambda on, space: on.commit_digests(space),
     "export": lambda on, space: list(on.export(space)),
     "load": lambda on, space: on.load(space, Slice(position="x", last_seq=9, committed_at_us=9)),
 }

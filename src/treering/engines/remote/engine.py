@@ -163,7 +163,7 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)
 
 
-_SECTIONS: Final = ("objects", "commits", "bodies", "records", "lists", "items", "texts", "refs")
+_SECTIONS: Final = ("objects", "commits", "bodies", "events", "lists", "items", "texts", "refs")
 
 
 def split_slice(part: Slice, *, size: int) -> Iterator[Slice]:
