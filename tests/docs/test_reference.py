@@ -68,7 +68,7 @@ def test_every_option_of_every_command_is_told():
 def test_every_command_has_its_place_in_the_guide():
     text = (DOCS / "cli.md").read_text("utf-8")
     named = {
-        *re.findall(r"`(?:treering )?([a-z]+)[^`]*`", text),
+        *re.findall(r"`(?:treering )?([a-z-]+)[^`]*`", text),
         *re.findall(r"^\$ treering (\w+)", text, re.MULTILINE),
     }
     assert set(get_command(app).commands) <= named

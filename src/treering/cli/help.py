@@ -21,7 +21,7 @@ PANELS: Final = {
     "Sandboxes": "run checkpoints output",
     "Data of agents": "memory state schedules worker effects approvals budgets alerts",
     "Other tools": "import export hook push pull remote",
-    "Store": "stats growth verify audit gc forget reindex index copy backup migrate doctor",
+    "Store": "stats growth verify audit gc forget reindex index copy backup migrate bind-role doctor",
     "Servers": "ui serve keys mcp proxy",
 }
 """The groups of ``treering --help``, and their commands."""

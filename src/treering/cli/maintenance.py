@@ -538,10 +538,10 @@ def bind_role(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a PostgreSQL role see one namespace only, by row-level security.
+    """Let a PostgreSQL role see one namespace only.
 
-    Run it as the owner of the tables. From the first binding on, other roles that do not own the tables see
-    nothing unless they are bound too.
+    Row-level security does it. Run it as the owner of the tables. From the first binding on, other roles
+    that do not own the tables see nothing unless they are bound too.
 
     Examples:
         treering bind-role acme_app --namespace acme
