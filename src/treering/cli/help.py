@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 PANELS: Final = {
-    "Threads": "threads log show diff fork rewind resume transcript delete",
+    "Threads": "threads log show diff fork rewind resume transcript delete check-deploy",
     "Runs": "runs timeline tail search replay rerun reruns compare cost performance",
     "Files": "snapshot snapshots restore ls cat download secrets",
     "Sandboxes": "run checkpoints output",

@@ -149,7 +149,7 @@ def threads(
     limit: LimitOption = 50,
     as_json: JsonOption = False,
 ) -> None:
-    """List threads, newest first, with their last message and cost.
+    """List threads, newest first, with what was said last.
 
     Examples:
         treering threads
