@@ -58,7 +58,20 @@ def history(folder):
     return folder / "all.jsonl", folder / "all.jsonl"
 
 
+def export(name: str):
+    def write(folder: Path) -> tuple[Path, Path]:
+        folder.mkdir()
+        copy = folder / name
+        copy.write_bytes((FIXTURES / "traces" / name).read_bytes())
+        return copy, copy
+
+    return write
+
+
 SOURCES = {
+    "langfuse": export("langfuse.jsonl"),
+    "phoenix": export("phoenix.jsonl"),
+    "otlp": export("openinference.jsonl"),
     "claude-code": claude_code,
     "codex": codex,
     "jsonl": history,

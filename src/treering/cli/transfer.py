@@ -249,6 +249,77 @@ def ciana(
     _run("ciana", found, place, dry_run=dry_run, strict=strict, as_json=as_json, workspace=folder)
 
 
+@app.command()
+@takes_store
+def langfuse(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="A file that Langfuse exported (JSON, JSON lines), or a folder of them."
+        ),
+    ],
+    *,
+    dry_run: DryRunOption = False,
+    strict: StrictOption = False,
+    place: StorePlace,
+    as_json: JsonOption = False,
+) -> None:
+    """Traces that Langfuse exported.
+
+    Examples:
+        treering import langfuse observations.jsonl --dry-run
+        treering import langfuse observations.jsonl
+    """
+    _run("langfuse", _there(source), place, dry_run=dry_run, strict=strict, as_json=as_json)
+
+
+@app.command()
+@takes_store
+def phoenix(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="A file of spans that Phoenix exported, or a folder of them."),
+    ],
+    *,
+    dry_run: DryRunOption = False,
+    strict: StrictOption = False,
+    place: StorePlace,
+    as_json: JsonOption = False,
+) -> None:
+    """Traces that Phoenix exported.
+
+    Examples:
+        treering import phoenix spans.jsonl --dry-run
+        treering import phoenix spans.jsonl
+    """
+    _run("phoenix", _there(source), place, dry_run=dry_run, strict=strict, as_json=as_json)
+
+
+@app.command()
+@takes_store
+def otlp(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="A file of the Collector's file exporter (JSON or protobuf), or a folder of them.",
+        ),
+    ],
+    *,
+    dry_run: DryRunOption = False,
+    strict: StrictOption = False,
+    place: StorePlace,
+    as_json: JsonOption = False,
+) -> None:
+    """Traces and logs from files of OpenTelemetry.
+
+    Examples:
+        treering import otlp traces.jsonl --dry-run
+        treering import otlp traces.jsonl
+    """
+    _run("otlp", _there(source), place, dry_run=dry_run, strict=strict, as_json=as_json)
+
+
 # -----------------------------------------------------------------------------------------------------------
 # The commands that write histories out: export.
 
@@ -476,7 +547,7 @@ def _lines(report: ImportReport) -> list[str]:
             summary += f", {each.left_out:,} left out"
         note = f" ({each.note})" if each.note else ""
         lines.append(f"  {each.path}: {each.found:,} {each.holds}, {summary}{note}")
-    return [*lines, *_oddities(report), *_spent(report)]
+    return [*lines, *_oddities(report), *_replays(report), *_spent(report)]
 
 
 def _oddities(report: ImportReport) -> list[str]:
@@ -487,6 +558,18 @@ def _oddities(report: ImportReport) -> list[str]:
         f"  kept, of the unknown type {clean(kind)}: {count:,} lines"
         for kind, count in report.unknown.items()
     ]
+    return lines
+
+
+def _replays(report: ImportReport) -> list[str]:
+    """How many runs can be replayed, and what the others lack."""
+    if not report.runs:
+        return []
+    missing = list(report.not_replayable.items())
+    lines = [f"  {report.runs:,} runs, of which {report.runs - len(missing):,} can be replayed"]
+    lines += [f"  not {clean(run)}: {clean(why)}" for run, why in missing[:_SHOWN]]
+    if len(missing) > _SHOWN:
+        lines.append(f"  ... and {len(missing) - _SHOWN:,} more")
     return lines
 
 

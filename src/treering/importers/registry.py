@@ -95,6 +95,21 @@ IMPORTERS: Final = (
         summary="The data folder of a CianaParrot agent",
         function="treering.importers.ciana:import_ciana",
     ),
+    Importer(
+        name="langfuse",
+        summary="Traces that Langfuse exported",
+        function="treering.importers.traces.langfuse:import_langfuse",
+    ),
+    Importer(
+        name="phoenix",
+        summary="Spans that Phoenix exported",
+        function="treering.importers.traces.phoenix:import_phoenix",
+    ),
+    Importer(
+        name="otlp",
+        summary="Files of OpenTelemetry, as the Collector writes them",
+        function="treering.importers.traces.otlp:import_otlp",
+    ),
 )
 
 PARTS: Final[dict[str, tuple[FolderPart, ...]]] = {
@@ -371,6 +386,10 @@ class ImportReport(msgspec.Struct, frozen=True, kw_only=True):
     """Lines that could not be read and were skipped: file, number and reason."""
     spent: tuple[Spent, ...] = ()
     """What all sessions of the source used, by project and day."""
+    runs: int = 0
+    """Of traces: how many runs they are."""
+    not_replayable: dict[str, str] = {}
+    """Of traces: the runs that cannot be replayed, and what each lacks."""
 
     @property
     def new(self) -> int:

@@ -468,6 +468,10 @@ def load_exchanges(store: Store, run_id: str) -> list[Exchange]:
     """Return the exchanges of a run; raise `NotFound` if none were recorded."""
     exchanges = read_exchanges(store.engine, store.space, run_id)
     if not exchanges:
+        imported = store.runs.get(run_id).meta.get("replay")
+        if imported:
+            missing = "; ".join(imported["missing"]) or "it has no calls of models"
+            raise NotFound(f"run {run_id!r} was imported without what a replay needs: {missing}")
         raise NotFound(
             f"run {run_id!r} has no recorded calls; record it with treering.record() or treering.instrument()"
         )

@@ -211,9 +211,10 @@ class ExchangeWriter:
         self._writer = writer
         self._lines: dict[str, list[_Line]] = {}
 
-    def write(self, draft: Draft, exchange: Exchange, made: _Plan) -> None:
-        """Write the row of an exchange."""
+    def write(self, draft: Draft, exchange: Exchange, made: _Plan | None = None) -> None:
+        """Write the row of an exchange. ``made`` is needed where it may be written a second time."""
         scope = self._writer.scope
+        made = made or _Plan()
         if made.batch != draft.id:
             if made.batch is not None:
                 self._lines.clear()

@@ -50,15 +50,20 @@ _VERCEL: Final = {
     "ai.embedMany": "chain", "ai.embedMany.doEmbed": "embedding", "ai.toolCall": TOOL,
 }  # fmt: skip
 _REQUESTS: Final = {"chat": LLM, "completion": LLM, "embedding": "embedding", "rerank": "reranker"}
+_LANGFUSE: Final = {
+    "generation": LLM, "agent": AGENT, "tool": TOOL, "retriever": "retrieval", "embedding": "embedding",
+    "chain": "chain", "evaluator": "evaluator", "guardrail": "guardrail", "span": STEP, "event": STEP,
+}  # fmt: skip
 _KINDS: Final = (
     ("openinference.span.kind", _OPENINFERENCE),
     ("gen_ai.operation.name", _OPERATIONS),
     ("traceloop.span.kind", _TRACELOOP),
     ("llm.request.type", _REQUESTS),
     ("ai.operationId", _VERCEL),
+    ("langfuse.observation.type", _LANGFUSE),
 )
 
-_REDUNDANT: Final = frozenset({*_OPENINFERENCE, *_TRACELOOP} - {"DECISION"}) | {
+_REDUNDANT: Final = frozenset({*_OPENINFERENCE, *_TRACELOOP, *_LANGFUSE} - {"DECISION", "event"}) | {
     "chat", "embeddings", "embedding", "execute_tool", "invoke_agent", "invoke_workflow", "retrieval",
 }  # fmt: skip
 """Values that say no more than the kind of the span does; others stay among its attributes."""
@@ -66,7 +71,7 @@ _REDUNDANT: Final = frozenset({*_OPENINFERENCE, *_TRACELOOP} - {"DECISION"}) | {
 _MODELS: Final = (
     "gen_ai.response.model", "gen_ai.request.model", "llm.response.model_name", "llm.model_name",
     "llm.request.model_name", "embedding.model_name", "reranker.model_name", "llm.response.model",
-    "llm.request.model", "ai.response.model", "ai.model.id",
+    "llm.request.model", "ai.response.model", "ai.model.id", "langfuse.observation.model.name",
 )  # fmt: skip
 _PROVIDERS: Final = (
     "gen_ai.provider.name", "gen_ai.system", "llm.provider", "llm.system", "llm.vendor", "ai.model.provider",
@@ -138,12 +143,12 @@ _ANY_THREAD: Final = frozenset(_THREADS)
 _INPUTS: Final = (
     "gen_ai.input.messages", "gen_ai.tool.call.arguments", "tool_arguments", "gen_ai.retrieval.query.text",
     "input.value", "traceloop.entity.input", "gen_ai.prompt", "ai.prompt.messages", "ai.prompt",
-    "ai.toolCall.args",
+    "ai.toolCall.args", "langfuse.observation.input",
 )  # fmt: skip
 _OUTPUTS: Final = (
     "gen_ai.output.messages", "gen_ai.tool.call.result", "tool_response", "gen_ai.retrieval.documents",
     "output.value", "traceloop.entity.output", "gen_ai.completion", "final_result", "ai.response.text",
-    "ai.response.object", "ai.response.toolCalls", "ai.toolCall.result",
+    "ai.response.object", "ai.response.toolCalls", "ai.toolCall.result", "langfuse.observation.output",
 )  # fmt: skip
 _FLAT_INPUTS: Final = ("llm.input_messages.", "gen_ai.prompt.", "llm.prompts.")
 _FLAT_OUTPUTS: Final = (
@@ -179,6 +184,8 @@ def parse_span(span: OtlpSpan) -> ParsedSpan:
     """Parse the attributes of a span."""
     rest = dict(span.attributes)
     kind = _kind(rest)
+    if _LANGFUSE_USAGE in rest or _LANGFUSE_COST in rest:
+        _expand_langfuse(rest)
     tool = _take(rest, _TOOLS) if kind == TOOL else None
     agent = _take(rest, _AGENTS)
     entity = rest.get("traceloop.entity.name")
@@ -211,6 +218,59 @@ def parse_span(span: OtlpSpan) -> ParsedSpan:
         output=_output(rest, kind, is_flat=is_flat),
         rest=rest,
     )
+
+
+_LANGFUSE_USAGE: Final = "langfuse.observation.usage_details"
+_LANGFUSE_COST: Final = "langfuse.observation.cost_details"
+
+
+def _expand_langfuse(rest: dict[str, Any]) -> None:
+    """Give the counts that Langfuse keeps in one attribute the names of the conventions.
+
+    Its own counts do not overlap (``input`` is without ``input_cached_tokens``); those that it passes on from
+    a provider (``prompt_tokens``) do. What is no count stays where it is.
+    """
+    counts = _parse_json(rest.get(_LANGFUSE_USAGE))
+    if isinstance(counts, dict):
+        given = cast("dict[str, Any]", counts)
+        sums: dict[str, int] = {}
+        left: dict[str, Any] = {}
+        for name, value in given.items():
+            count, names = as_count(value), _langfuse_count(name)
+            if value is not None and (count is None or not names):
+                left[name] = value
+            for each in names if count else ():
+                sums[each] = sums.get(each, 0) + (count or 0)
+        rest.update(sums)
+        rest.pop(_LANGFUSE_USAGE)
+        if left:
+            rest[_LANGFUSE_USAGE] = left
+    costs = _parse_json(rest.get(_LANGFUSE_COST))
+    if isinstance(costs, dict):
+        amounts = cast("dict[str, Any]", costs)
+        numbers = [each for each in amounts.values() if isinstance(each, (int, float))]
+        total = amounts.get("total", sum(numbers) if numbers else None)
+        if total is not None:
+            rest["gen_ai.usage.cost"] = total
+
+
+def _langfuse_count(name: str) -> tuple[str, ...]:
+    """Return which totals a count of Langfuse's is part of; none for a name that is not known."""
+    if name in ("total", "total_tokens"):
+        return ("gen_ai.usage.total_tokens",)
+    is_read = "cache" in name and "creation" not in name and "write" not in name
+    is_written = "cache" in name and not is_read
+    if name.startswith(("output", "completion")):
+        if name.endswith("_details"):
+            return ()
+        output = "gen_ai.usage.output_tokens"
+        return (output, "gen_ai.usage.reasoning_tokens") if "reasoning" in name else (output,)
+    if name.startswith(("input", "prompt", "cache")) and not name.endswith("_details"):
+        inputs = "gen_ai.usage.input_tokens"
+        if is_read:
+            return (inputs, "gen_ai.usage.cache_read_input_tokens")
+        return (inputs, "gen_ai.usage.cache_creation_input_tokens") if is_written else (inputs,)
+    return ()
 
 
 def thread_of(attributes: dict[str, Any]) -> str | None:

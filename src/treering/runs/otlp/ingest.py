@@ -33,7 +33,7 @@ from treering.runs.otlp.traces import Traces, write_spans
 from treering.runs.run import QUIET_SECONDS, run_ref
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from treering.core.batch import Event
     from treering.core.clock import Clock
@@ -271,15 +271,7 @@ class Ingest:
         logs: dict[str | None, list[OtlpLog]],
     ) -> None:
         draft = Draft(self._space)
-        for name, trace_spans in spans.items():
-            write_spans(draft, traces[name], trace_spans)
-        for name, records in logs.items():
-            write_logs(draft, None if name is None else traces[name], records)
-        rows: dict[str | None, list[Event]] = {}
-        for event in draft.events:
-            rows.setdefault(event.run, []).append(event)
-        for name, trace in traces.items():
-            trace.add_rows(draft, rows.get(name, ()))
+        write_items(draft, traces, spans, logs)
         self._finish(draft, list(traces.values()))
 
     def _finish(self, draft: Draft, traces: Sequence[Trace]) -> None:
@@ -302,6 +294,29 @@ class Ingest:
             self._finish(Draft(self._space), quiet)
         except TreeringError:
             self._traces.evict([trace.id for trace in quiet])
+
+
+def write_items(
+    draft: Draft,
+    traces: Mapping[str, Trace],
+    spans: Mapping[str, Sequence[OtlpSpan]],
+    logs: Mapping[str | None, Sequence[OtlpLog]],
+) -> None:
+    """Write the spans and log records of some traces (``None``: of no trace), but not the runs themselves."""
+    for name, trace_spans in spans.items():
+        write_spans(draft, traces[name], trace_spans)
+    for name, records in logs.items():
+        write_logs(draft, None if name is None else traces[name], records)
+    count_rows(draft, traces)
+
+
+def count_rows(draft: Draft, traces: Mapping[str, Trace]) -> None:
+    """Count the rows of a draft that belong to these traces."""
+    rows: dict[str | None, list[Event]] = {}
+    for event in draft.events:
+        rows.setdefault(event.run, []).append(event)
+    for name, trace in traces.items():
+        trace.add_rows(draft, rows.get(name, ()))
 
 
 def _result(request: ExportRequest) -> IngestResult:

@@ -151,6 +151,11 @@ class Trace:
             )
         )
 
+    def note(self, **meta: Any) -> None:
+        """Add to the metadata of the run, once it has started."""
+        if self.info is not None:
+            self._set(structs.replace(self.info, meta={**self.info.meta, **meta}))
+
     def give_up(self) -> None:
         """End a run that went quiet before its end was seen."""
         info = self.info
@@ -203,7 +208,7 @@ class Trace:
         info = self.info
         if info is None or not self.is_changed:
             return
-        meta = {**info.meta, "source": SOURCE, "resources": self.resources, "scopes": self.scopes}
+        meta = {"source": SOURCE, **info.meta, "resources": self.resources, "scopes": self.scopes}
         info = self.info = structs.replace(info, meta=meta)
         if not self.is_listed:
             write_listing(draft, info)
