@@ -64,13 +64,16 @@ _Reader = Callable[[_Fields], Iterator[Part]]
 _ROLES: Final = {
     "ai": "assistant",
     "AIMessageChunk": "assistant",
+    "agent_message": "assistant",
     "chat": "user",
     "developer": "system",
     "function": "tool",
     "human": "user",
+    "image_generation_call": "assistant",
     "model": "assistant",
     "request": "user",
     "response": "assistant",
+    "user_message": "user",
 }
 """Other names of the usual roles."""
 
@@ -161,6 +164,8 @@ def _read(fields: _Fields, depth: int) -> ReadMessage:
     inner = _unwrap(fields)
     if inner is not None and depth < _MAX_DEPTH:
         found = _read(inner, depth + 1)
+        if sources := list(_annotations(fields)):
+            found = msgspec.structs.replace(found, parts=[*found.parts, *sources])
         role, name = _role(fields), _name(fields)
         if role is not None and found.role in ("message", "user") and role != "message":
             found = msgspec.structs.replace(found, role=role)
@@ -185,7 +190,7 @@ def _unwrap(fields: _Fields) -> _Fields | None:
             kwargs["type"] = str(path[-1]).removesuffix("Chunk").removesuffix("Message").lower()
         return kwargs
     kind = fields.get("type")
-    for key in ("message", "payload", "data", "content"):
+    for key in ("message", "payload", "item", "data", "content"):
         inner = fields.get(key)
         if not isinstance(inner, Mapping):
             continue
@@ -193,6 +198,8 @@ def _unwrap(fields: _Fields) -> _Fields | None:
         if key == "message" and ("content" in found or "role" in found):
             return found
         if key == "payload" and isinstance(kind, str):
+            return found
+        if key == "item" and isinstance(kind, str) and kind.startswith("item."):
             return found
         if key == "data" and _ROLES.get(str(kind), kind) in _SPEAKERS:
             return {"type": kind, **found}
@@ -234,12 +241,17 @@ def _is_message(fields: _Fields) -> bool:
     return is_item or ("parts" in fields and _string(fields, "kind") in ("request", "response"))
 
 
+def _is_item(fields: _Fields) -> bool:
+    """Whether an object is one part, and a message by itself."""
+    return _kind(fields) in _READERS and "role" not in fields and _kind(fields) != "text"
+
+
 def _kind(fields: _Fields) -> str:
     return _string(fields, "type") or ""
 
 
 def _name(fields: _Fields) -> str | None:
-    name = fields.get("name")
+    name = None if _is_item(fields) else fields.get("name")  # an item's name is that of its tool
     if fields.get("role") and isinstance(fields.get("agent_id"), str):
         name = fields["agent_id"]
     elif isinstance(fields.get("author"), str) and fields["author"] not in ("user", "model"):
@@ -253,9 +265,8 @@ def _has_body(fields: _Fields) -> bool:
 
 def _body(fields: _Fields) -> Iterator[Part]:
     """Yield the parts of a message's content, or of the message itself where it is an item of its own."""
-    kind = fields.get("type")
-    if isinstance(kind, str) and kind in _READERS and "role" not in fields and kind != "text":
-        yield from _READERS[kind](fields)
+    if _is_item(fields):
+        yield from _READERS[_kind(fields)](fields)
         return
     if isinstance(fields.get("instructions"), str):
         yield from _texts(fields["instructions"])
@@ -321,7 +332,7 @@ def _texts(text: str) -> list[Part]:
 
 
 def _text(fields: _Fields) -> Iterator[Part]:
-    text = _first(fields, "text", "content", "output_text", "input_text", "refusal")
+    text = _first(fields, "text", "content", "output_text", "input_text", "refusal", "logs", "message")
     if isinstance(text, str):
         yield from _texts(text)
     elif text is not None:
@@ -341,6 +352,10 @@ def _thinking(fields: _Fields) -> Iterator[Part]:
 def _annotations(fields: _Fields) -> Iterator[Part]:
     for each in (*_items(fields.get("annotations")), *_items(fields.get("citations"))):
         yield from _citation(_mapping(each))
+    grounding = _mapping(_first(fields, "grounding_metadata", "groundingMetadata"))
+    for each in _items(_first(grounding, "grounding_chunks", "groundingChunks")):
+        for source in filter(None, map(_mapping, _mapping(each).values())):
+            yield from _citation(source)
 
 
 def _citation(fields: _Fields) -> Iterator[Part]:
@@ -394,9 +409,12 @@ def _tool_output(fields: _Fields) -> Iterator[Part]:
 def _result(fields: _Fields, output: Any, *, name: str | None = None, call_id: str | None = None) -> Part:
     """Return the result of a tool: its text, and its value where it is more than text."""
     is_error = bool(fields.get("is_error") or fields.get("isError") or fields.get("error"))
-    is_error = is_error or fields.get("status") in ("error", "failed") or fields.get("outcome") == "failed"
+    is_error = is_error or fields.get("status") in ("error", "failed")
+    is_error = is_error or fields.get("outcome") in ("denied", "failed", "retried")
     wrapped = _mapping(output)
-    if isinstance(wrapped.get("type"), str) and "value" in wrapped:  # the AI SDK's typed outputs
+    if _kind(wrapped).endswith("_error"):  # of a tool that the provider runs
+        is_error = True
+    elif isinstance(wrapped.get("type"), str) and "value" in wrapped:  # the AI SDK's typed outputs
         is_error = is_error or wrapped["type"].startswith("error")
         output = wrapped["value"]
     elif len(wrapped) == 1 and "result" in wrapped:  # Gemini wraps what is not an object
@@ -423,6 +441,18 @@ def _result_of(fields: _Fields, parts: Sequence[Part]) -> Part:
     return _result(
         fields, "\n".join(part.text for part in parts) if is_text else _first(fields, "content", "parts")
     )
+
+
+def _command(fields: _Fields) -> Iterator[Part]:
+    """Something that Codex did: a command or a change of files, and what came of it."""
+    name = _kind(fields)
+    call_id = _string(fields, "id")
+    value = {key: fields[key] for key in ("command", "changes", "query", "items") if key in fields}
+    yield Part(kind="tool_call", name=name, call_id=call_id, value=value)
+    output = fields.get("aggregated_output")
+    if output is not None and fields.get("status") != "in_progress":
+        is_error = fields.get("exit_code") not in (None, 0)
+        yield _result({**fields, "is_error": is_error}, output, name=name, call_id=call_id)
 
 
 def _ui_tool(fields: _Fields) -> Iterator[Part]:
@@ -471,23 +501,27 @@ def _media(fields: _Fields, kind: PartKind) -> Part:
         "inlineData",
         "file_data",
         "fileData",
+        "content",
     ):
         value = fields.get(key)
         if isinstance(value, Mapping):
             inner.update(_mapping(value))
         elif key in ("image_url", "image") and isinstance(value, str):
-            inner["url"] = value
+            inner["url" if _ADDRESS.match(value) else "data"] = value
         elif key in ("image", "file") and isinstance(value, bytes):
             inner["data"] = value
     media_type = _string(inner, "media_type", "mediaType", "mime_type", "mimeType")
     data = _first(inner, "data", "base64", "file_data", "content", "result")
+    if isinstance(data, Mapping):  # the AI SDK's tagged data
+        tagged = _mapping(data)
+        data = tagged.get("data")
+        inner = {"url": str(tagged["url"]), **inner} if "url" in tagged else inner
     url = _string(inner, "url", "uri", "file_uri", "fileUri", "file_url")
     if url is None and isinstance(data, bytes):
         name = _string(inner, "filename", "name", "title")
         return _bytes(data, media_type=media_type or _TYPES.get(kind), name=name)
     if url is None and isinstance(data, str):
-        is_url = data.startswith(("data:", "http:", "https:"))
-        url = data if is_url else f"data:{media_type or _TYPES.get(kind, '')};base64,{data}"
+        url = data if _ADDRESS.match(data) else f"data:{media_type or _TYPES.get(kind, '')};base64,{data}"
     return Part(
         kind=kind,
         text=_string(inner, "file_id", "identifier") or "" if url is None else "",
@@ -505,7 +539,8 @@ def _code(fields: _Fields) -> Iterator[Part]:
 
 def _code_result(fields: _Fields) -> Iterator[Part]:
     found = _mapping(_first(fields, "code_execution_result", "codeExecutionResult"))
-    is_error = str(found.get("outcome", "")).upper() not in ("OUTCOME_OK", "OK", "")
+    outcome = str(found.get("outcome", "")).upper().rpartition(".")[2]  # of an enum as well
+    is_error = outcome not in ("OUTCOME_OK", "OK", "")
     yield _result({"is_error": is_error}, found.get("output", ""), name="code")
 
 
@@ -530,7 +565,7 @@ def _retry(fields: _Fields) -> Iterator[Part]:
 def _error(fields: _Fields) -> Iterator[Part]:
     """Yield the error that a message reports instead of, or before, its content."""
     error = _first(fields, "error", "error_message", "errorMessage")
-    if _kind(fields) in _READERS and "role" not in fields:
+    if _is_item(fields):
         return  # an item of its own reports it with its result
     if isinstance(error, str):
         yield Part(kind="error", text=error)
@@ -560,18 +595,21 @@ def _nothing(_: _Fields) -> Iterator[Part]:
 _READERS: Final[dict[str, _Reader]] = {
     kind: reader
     for reader, kinds in {
-        _text: "agent_message input_text output_text reasoning_text refusal summary_text text",
+        _text: """
+            agent_message input_text logs output_text reasoning_text refusal summary_text text user_message
+        """,
+        _command: "command_execution file_change todo_list web_search",
         _thinking: "agent_reasoning reasoning redacted_thinking thinking",
         _call: """
             apply_patch_call builtin-tool-call code_interpreter_call computer_call custom_tool_call
             file_search_call function_call invalid_tool_call load_capability_call local_shell_call
-            mcp_approval_request mcp_call mcp_tool_use native-tool-call server_tool_call server_tool_use
-            shell_call tool-call tool_call tool_search_call tool_use web_search_call
+            mcp_approval_request mcp_call mcp_tool_call mcp_tool_use native-tool-call server_tool_call
+            server_tool_use shell_call tool-call tool_call tool_search_call tool_use web_search_call
         """,
         _tool_output: """
             apply_patch_call_output bash_code_execution_tool_result builtin-tool-return
             code_execution_tool_result computer_call_output custom_tool_call_output function_call_output
-            local_shell_call_output mcp_approval_response mcp_tool_result native-tool-return
+            local_shell_call_output mcp_approval_response mcp_list_tools mcp_tool_result native-tool-return
             server_tool_call_response server_tool_result shell_call_output
             text_editor_code_execution_tool_result tool-result tool-return tool_call_response tool_result
             tool_search_output web_fetch_tool_result web_search_tool_result
@@ -579,9 +617,11 @@ _READERS: Final[dict[str, _Reader]] = {
         _image: "image image-url image_generation_call image_url input_image",
         _file: """
             audio audio-url binary blob container_upload document document-url file input_audio input_file
-            media speech uri video video-url
+            media reasoning-file speech uri video video-url
         """,
-        _citation: "citation search_result source source-document source-url url_citation",
+        _citation: """
+            citation search_result source source-document source-url url_citation web_search_result
+        """,
         _ui_tool: "dynamic-tool tool-invocation",
         _error_block: "error invalid_request",
         _compaction: "compaction context_compaction summary",
@@ -610,6 +650,8 @@ _UNTYPED: Final[dict[str, _Reader]] = {
 }
 """How a part of Gemini is read, by the field that it has."""
 
+_ADDRESS: Final = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
+"""How a URL begins, and base64 never does."""
 _TYPES: Final = {"image": "image/png"}
 _MAX_INLINE_BYTES: Final = 8_000_000
 """Stored bytes up to this size are shown; of larger ones, only the size."""
