@@ -52,7 +52,7 @@ from treering.runs.exchanges import (
     record_exchange,
 )
 from treering.runs.run import Run
-from treering.runs.span import OK, RunNode, Span, current_node, encode_any, usage_of
+from treering.runs.span import OK, RunNode, Span, current_node, encode_any, model_call, usage_of
 from treering.store import Store
 from treering.threads.thread import Thread
 
@@ -234,7 +234,10 @@ def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 def current_run_node() -> RunNode | None:
-    """Return the run or span that a call belongs to."""
+    """Return the run or span that a call belongs to; of an adapter's model call, that call."""
+    call = model_call.get()
+    if call is not None and not call.has_ended:
+        return call
     node = current_node.get()
     if node is not None:
         return node
@@ -267,7 +270,7 @@ class PendingCall:
             self._run = node = owner.opened.store.run(wire.provider_of(_path(asked))).start()
         self._node = node
         self._owner = recorded_run.get() or node
-        wants_span = node is not None and is_model and spans and not node.context.has_tracer
+        wants_span = node is not None and is_model and spans
         if wants_span and node is not None and not (isinstance(node, Span) and node.kind == "llm"):
             self._span = node.span("model", kind="llm").start()
         self._clock = None if node is None else node.context.clock
@@ -643,6 +646,12 @@ class _Transport:
     def _received(self, pending: PendingCall, response: Any) -> Any:
         if pending.is_recorded:
             answer = Answer(self.library, pending, response)
+            if (
+                response.is_stream_consumed
+            ):  # a cache or mock had all of it, and nobody reads the stream again
+                answer.add(b"".join(response.stream))
+                answer.end(is_cut=False)
+                return response
             response.stream = type(self).recorded_stream(response.stream, answer)
         return response
 

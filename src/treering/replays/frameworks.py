@@ -9,9 +9,10 @@ pydantic-ai         ``FunctionToolset.call_tool``            MCP servers
 Claude Agent SDK    the handler of ``@tool``                 tools of the CLI, other MCP servers
 ==================  =======================================  ==================================
 
-Tools that are left out are made for real in a replay. A framework is patched when it is imported already, or
-when it is imported later, by `PatchOnImport`. What a tool returned is kept as JSON: a framework's own objects
-come back as plain values.
+Tools that are left out are made for real in a replay. Google's SDK is told to use httpx, whose requests are
+captured: its async client prefers aiohttp where that is installed. A framework is patched when it is imported
+already, or when it is imported later, by `PatchOnImport`. What a tool returned is kept as JSON: a framework's
+own objects come back as plain values.
 """
 
 from __future__ import annotations
@@ -179,6 +180,17 @@ def _patch_claude(module: ModuleType, replace: Replace) -> None:
     replace(module.SdkMcpTool, "handler", lambda _: Handler())
 
 
+def _patch_google_genai(module: ModuleType, replace: Replace) -> None:
+    def never(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def use_aiohttp(self: Any) -> bool:  # noqa: ARG001 - the client, which has both
+            return False
+
+        return use_aiohttp
+
+    replace(module.BaseApiClient, "_use_aiohttp", never)
+
+
 def _same(arguments: Any) -> Any:
     return arguments
 
@@ -194,5 +206,6 @@ _PATCHES: Final[dict[str, Callable[[ModuleType, Replace], None]]] = {
     "langchain_core.tools.structured": _patch_langchain,
     "agents.tool": _patch_openai_agents,
     "claude_agent_sdk": _patch_claude,
+    "google.genai._api_client": _patch_google_genai,
     "pydantic_ai.toolsets.function": _patch_pydantic_ai,
 }

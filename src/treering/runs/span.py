@@ -99,6 +99,10 @@ current_node: Final[ContextVar[RunNode | None]] = ContextVar("treering_current_n
 """The run or span that the running code belongs to. Tasks inherit it; threads need `carry`."""
 
 
+model_call: Final[ContextVar[Span | None]] = ContextVar("treering_model_call", default=None)
+"""The call of a model that an adapter is recording: whoever captures its request adds it to that span."""
+
+
 class Replaying:
     """Whether models answer from a recording now: their tokens were paid for before, and are not counted."""
 
@@ -136,7 +140,7 @@ class CallGate(Protocol):
 class RunContext:
     """What all nodes of one run share: where rows go, the clock, and the gate that calls must pass."""
 
-    __slots__ = ("clock", "exchanges", "gate", "has_tracer", "sink", "writer")
+    __slots__ = ("clock", "exchanges", "gate", "sink", "writer")
 
     def __init__(
         self, sink: RecordSink, clock: Clock, writer: SpanWriter, *, gate: CallGate | None = None
@@ -147,8 +151,6 @@ class RunContext:
         self.gate = gate
         self.exchanges: object | None = None
         """What writes the run's exchanges (`treering.runs.exchanges`), once there is one."""
-        self.has_tracer = False
-        """Whether an adapter records the model calls of the run, so that nobody else does."""
 
 
 class RunNode:
@@ -296,6 +298,11 @@ class Span(RunNode):
     @status.setter
     def status(self, status: str) -> None:
         self._status = check_id(status, "status")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `end` was called."""
+        return self._duration_us is not None
 
     def _set_output(self, value: Any) -> None:
         self._output = value if type(value) is str else encode_any(value)

@@ -21,7 +21,7 @@ from treering.adapters.shared import Opened, StoreOrUrl, thread_name
 from treering.core.batch import Usage
 from treering.errors import BudgetExceeded, MissingExtra
 from treering.runs.run import Run
-from treering.runs.span import RunNode, Span, current_node
+from treering.runs.span import RunNode, Span, current_node, model_call
 from treering.sync_async import Closing
 
 try:
@@ -348,7 +348,7 @@ class TreeringTracer(BaseCallbackHandler, Closing):
         node = self._above(run_id, parent_run_id, name, metadata)
         if run_id in self._runs:
             self._record_input(node, given)
-        self._span(
+        span = self._span(
             node,
             run_id,
             name,
@@ -356,7 +356,8 @@ class TreeringTracer(BaseCallbackHandler, Closing):
             input=given if self._inputs else None,
             model=model,
             metadata=provider_metadata,
-        ).start()
+        )
+        model_call.set(span.start())
 
     def _record_input(self, node: RunNode, inputs: Any) -> None:
         """Record the user's message that is in the input of the outermost chain."""

@@ -26,7 +26,7 @@ from treering.core.batch import Usage
 from treering.core.clock import from_datetime
 from treering.errors import MissingExtra
 from treering.runs.run import Run
-from treering.runs.span import RunNode, Span, current_node
+from treering.runs.span import RunNode, Span, current_node, model_call
 from treering.sync_async import Closing
 
 try:
@@ -119,6 +119,8 @@ class TreeringTracingProcessor(TracingProcessor, Closing):
                 return
             made = self._made(span, above)
             self._spans[span.span_id] = made
+            if made.kind == "llm":
+                model_call.set(made)
             if made.kind not in _LATE:
                 made.start(ts_us=_time_us(span.started_at))
 
@@ -127,6 +129,8 @@ class TreeringTracingProcessor(TracingProcessor, Closing):
     def on_span_end(self, span: TracedSpan[Any]) -> None:
         """End a span."""
         begun = self._spans.pop(span.span_id, None)
+        if begun is not None and begun is model_call.get():
+            model_call.set(None)
         if begun is not None:
             self._safely(lambda: self._end(span, begun))
 
