@@ -30,13 +30,20 @@ try:
     from treering.adapters.adk.artifacts import TreeringArtifactService
     from treering.adapters.adk.confirmations import answer_of
     from treering.adapters.adk.memory import TreeringMemoryService
+    from treering.adapters.adk.runs import TreeringPlugin, run_of
     from treering.adapters.adk.sessions import CachedSession, SessionName, Sessions
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] == "treering":
         raise
     raise MissingExtra("treering.adapters.adk", "adk") from error
 
-__all__ = ["TreeringArtifactService", "TreeringMemoryService", "TreeringSessionService", "thread_id_of"]
+__all__ = [
+    "TreeringArtifactService",
+    "TreeringMemoryService",
+    "TreeringPlugin",
+    "TreeringSessionService",
+    "thread_id_of",
+]
 
 _MAX_CACHED: Final = 1024
 
@@ -109,7 +116,8 @@ class TreeringSessionService(BaseSessionService):
             self._commit_event_to_session(session, event)
 
         try:
-            await executor.settle(self._sessions.append, cached, session, event, commit)
+            with run_of(event.invocation_id):
+                await executor.settle(self._sessions.append, cached, session, event, commit)
         except Vetoed:
             commit()
         return event

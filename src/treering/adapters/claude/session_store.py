@@ -13,14 +13,17 @@ every entry once.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any, Final, NamedTuple, cast
+from weakref import WeakValueDictionary
 
 from treering.adapters.conversation import read_heads, retry_if_removed
 from treering.adapters.shared import Opened, SerialExecutor, StoreOrUrl, checked, thread_name
 from treering.bridge import Bridge
 from treering.errors import InvalidInput, MissingExtra, Vetoed
+from treering.runs.span import RunNode, current_node
 from treering.sync_async import Closing
 from treering.threads.checkpoint import MESSAGES, Checkpoint, ListPrefix, StateValue
 from treering.threads.thread import Thread, ThreadMoved
@@ -50,6 +53,9 @@ _SUB_CHARS: Final = 300
 _MAX_CACHED: Final = 256
 _ATTEMPTS: Final = 100
 
+recorded_sessions: Final[WeakValueDictionary[str, RunNode]] = WeakValueDictionary()
+"""What records each session in this process; see `treering.adapters.claude.runs`."""
+
 
 class Key(NamedTuple):
     """A `SessionKey`, hashable; ``subpath`` is ``None`` for the main transcript."""
@@ -57,6 +63,17 @@ class Key(NamedTuple):
     project_key: str
     session_id: str
     subpath: str | None = None
+
+
+@contextmanager
+def _run_of(session_id: str) -> Generator[None]:
+    """What is saved inside is of the run that records this session, if there is one."""
+    node = current_node.get() or recorded_sessions.get(session_id)
+    token = current_node.set(node)
+    try:
+        yield
+    finally:
+        current_node.reset(token)
 
 
 class TreeringSessionStore(SessionStore, Closing):
@@ -81,7 +98,8 @@ class TreeringSessionStore(SessionStore, Closing):
         session = _key(key)
         if entries:
             transcript = self._transcript(session)
-            await transcript.executor.call(transcript.append, _entries(entries))
+            with _run_of(session.session_id):
+                await transcript.executor.call(transcript.append, _entries(entries))
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
         """Return all entries of a transcript, or ``None`` if it does not exist."""
