@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
@@ -69,6 +70,9 @@ def serve(
     search: Annotated[
         bool, typer.Option("--search/--no-search", help="Build the search index in the background.")
     ] = True,
+    workers: Annotated[
+        int, typer.Option(metavar="N", min=1, max=256, help="Processes that share the port.")
+    ] = 1,
     legacy: Annotated[
         str | None,
         typer.Option(metavar="MODULE:NAME", help="Reader for runs that the store does not hold."),
@@ -84,11 +88,36 @@ def serve(
         treering serve
         treering serve --host 0.0.0.0 --port 8787
         treering serve --grpc-port 4317
+        treering serve --workers 4
     """
     with _extra("treering serve", "server"):
+        from treering.server.serving import Worker, serve_workers
         from treering.server.serving import serve as run
         from treering.server.settings import Settings
     _refuse_empty_key(api_key)
+    settings = Settings(
+        host=host,
+        port=port,
+        grpc_port=grpc_port,
+        project="default" if place.namespace is None else place.namespace,
+        api_key=api_key,
+        hosts=tuple(allow_host or ()),
+        public_url=public_url,
+        search=search,
+    )
+    worker = Worker.of_this_process()
+    if workers > 1 and worker is None:
+        _refuse_memory(place)
+        command = [sys.executable, "-m", "treering", *sys.argv[1:]]
+        raise typer.Exit(serve_workers(settings, workers=workers, command=command))
+
+    def ready(address: str) -> None:
+        if worker is None or worker.number == 0:
+            processes = f" with {workers} processes" if workers > 1 else ""
+            say(f"serving {opened.url}{processes} at {address}; stop with Ctrl-C")
+        if worker is not None:
+            worker.ready()
+
     opened = place.open()
     try:
         if legacy is not None:
@@ -97,17 +126,9 @@ def serve(
             opened.read_legacy(load_legacy(legacy))
         run(
             opened,
-            Settings(
-                host=host,
-                port=port,
-                grpc_port=grpc_port,
-                project=opened.space,
-                api_key=api_key,
-                hosts=tuple(allow_host or ()),
-                public_url=public_url,
-                search=search,
-            ),
-            on_ready=lambda address: say(f"serving {opened.url} at {address}; stop with Ctrl-C"),
+            settings if worker is None else worker.settings(settings),
+            on_ready=ready,
+            listening=None if worker is None else worker.listening,
             on_grpc_ready=lambda address: say(f"OTLP over gRPC at {address}"),
         )
     finally:
@@ -202,6 +223,14 @@ def revoke(
         revoked = found.revoke(id)
     say("running servers reject it within seconds")
     show({"id": revoked, "revoked": True}, [f"revoked {revoked}"], as_json=as_json)
+
+
+def _refuse_memory(place: StorePlace) -> None:
+    from treering.api import locate
+    from treering.errors import InvalidInput
+
+    if locate(place.store).scheme == "memory":
+        raise InvalidInput("a memory: store is of one process; leave out --workers")
 
 
 def _refuse_empty_key(api_key: str | None) -> None:

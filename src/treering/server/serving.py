@@ -2,13 +2,24 @@
 
 `Connection` limits what a client can use up before it has shown a key: the bytes of a head, and the
 time until it is complete.
+
+`serve_workers` runs several processes that accept connections of one listening socket, and starts one that
+died again. It opens no store itself. **Invariant:** workers do not outlive it, however it ends: each reads a
+pipe that only the supervisor can write to, and stops when that is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import signal
 import socket
-from contextlib import ExitStack
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, nullcontext, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +27,7 @@ import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from treering.errors import Unreachable
+from treering.errors import Unreachable, Unsupported
 from treering.server.app import Application, create_app
 from treering.server.auth import Gate
 from treering.server.background import Background, tune_memory
@@ -25,8 +36,10 @@ from treering.server.settings import Settings
 from treering.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from types import FrameType
 
+log: Final = logging.getLogger("treering.server")
 HEAD_BYTES: Final = 64 * 1024
 """How many bytes in a row a client may send that are not part of a body."""
 HEAD_SECONDS: Final = 10.0
@@ -42,14 +55,16 @@ def serve(
     *,
     on_ready: Callable[[str], None] | None = None,
     on_grpc_ready: Callable[[str], None] | None = None,
+    listening: socket.socket | None = None,
 ) -> None:
     """Serve requests until SIGTERM or Ctrl-C, then finish the running ones.
 
     ``on_ready`` is called with the URL once connections are accepted, ``on_grpc_ready`` with that of OTLP
-    over gRPC, if the settings have a port for it. Port 0 picks a free port.
+    over gRPC, if the settings have a port for it. Port 0 picks a free port. ``listening`` is a socket that
+    other processes accept connections of too.
     """
     Gate(store.engine, settings, clock=store.clock).check_binding()
-    listening = _listen(settings)
+    listening = listening or _listen(settings)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     app = create_app(store, settings)
     config = uvicorn.Config(
@@ -64,7 +79,8 @@ def serve(
     tune_memory()
     address = f"http://{host}:{listening.getsockname()[1]}"
     link = (settings.public_url or address) if settings.dashboard else None
-    with Background(store, search=settings.search, link=link), ExitStack() as stack:
+    background = Background(store, search=settings.search, link=link) if settings.background else None
+    with background or nullcontext(), ExitStack() as stack:
         if settings.grpc_port is not None:
             from treering.server.otlp_grpc import serving_grpc
 
@@ -74,6 +90,116 @@ def serve(
         if on_ready is not None:
             on_ready(address)
         Server(config, app).run(sockets=[listening])
+
+
+WORKER: Final = "TREERING_WORKER"
+"""In the environment of a worker: its number, and the descriptors that it inherits."""
+_RESTART_SECONDS: Final = 1.0
+"""A worker that died is started again no sooner than this after its last start."""
+_STOP_SECONDS: Final = 20.0
+"""How long workers may take to finish their requests before they are killed."""
+
+
+def serve_workers(settings: Settings, *, workers: int, command: Sequence[str]) -> int:
+    """Run ``command`` several times, as workers that share a socket, until SIGTERM or Ctrl-C.
+
+    Each has to call `Worker.of_this_process`. Returns the exit code: that of the first worker if it could not
+    start, which has said why.
+    """
+    if sys.platform == "win32":
+        raise Unsupported("on Windows processes cannot share a socket; leave out --workers")
+    changed, stopping = threading.Event(), threading.Event()
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            stopping.set()
+        changed.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+        signal.signal(number, on_signal)
+    with _listen(settings) as listening:
+        ready, tell = os.pipe()
+        running = [_WorkerProcess(0, command, listening, tell)]
+        os.close(tell)
+        try:
+            with open(ready, "rb") as first:  # noqa: PTH123 - a descriptor
+                if not first.read(1):  # it ended, and has said why
+                    return running[0].process.wait()
+            running += [_WorkerProcess(each, command, listening) for each in range(1, workers)]
+            while not stopping.is_set():
+                changed.wait()
+                changed.clear()
+                for number, worker in enumerate(running):
+                    if (code := worker.process.poll()) is not None and not stopping.is_set():
+                        log.warning("worker %d ended with %d; starting it again", number, code)
+                        stopping.wait(worker.started_at + _RESTART_SECONDS - time.monotonic())
+                        running[number] = _WorkerProcess(number, command, listening)
+        finally:
+            for worker in running:
+                worker.process.terminate()
+            deadline = time.monotonic() + _STOP_SECONDS
+            for worker in running:
+                with suppress(subprocess.TimeoutExpired):
+                    worker.process.wait(max(deadline - time.monotonic(), 0.0))
+                worker.process.kill()
+                worker.process.wait()
+    return 0
+
+
+class _WorkerProcess:
+    """A worker as its supervisor sees it. Its standard input is the pipe that ends with the supervisor."""
+
+    def __init__(
+        self, number: int, command: Sequence[str], listening: socket.socket, tell: int | None = None
+    ) -> None:
+        shared = (listening.fileno(), *(() if tell is None else (tell,)))
+        self.started_at = time.monotonic()
+        self.process = subprocess.Popen(  # noqa: S603 - this program again
+            command,
+            stdin=subprocess.PIPE,
+            pass_fds=shared,
+            env={**os.environ, WORKER: " ".join(map(str, (number, *shared)))},
+            start_new_session=True,  # Ctrl-C goes to the supervisor, which tells the workers
+        )
+
+
+class Worker:
+    """A worker as it sees itself: one of several processes that `serve_workers` started."""
+
+    def __init__(self, number: int, listening: socket.socket, tell: int | None = None) -> None:
+        self.number = number
+        self.listening = listening
+        self._tell = tell
+
+    @classmethod
+    def of_this_process(cls) -> Worker | None:
+        """Return what this process is to its supervisor; ``None`` if it was not started by one."""
+        given = os.environ.pop(WORKER, None)
+        if given is None:
+            return None
+        number, listening, *tell = map(int, given.split())
+        threading.Thread(target=_end_with_supervisor, name="treering-supervisor", daemon=True).start()
+        return cls(number, socket.socket(fileno=listening), *tell)
+
+    def settings(self, settings: Settings) -> Settings:
+        """Return the settings of this worker: only the first works in the background and serves gRPC."""
+        if self.number == 0:
+            return settings
+        return msgspec.structs.replace(settings, background=False, grpc_port=None)
+
+    def ready(self) -> None:
+        """Tell the supervisor that connections are accepted, if it waits for that."""
+        if self._tell is not None:
+            with suppress(OSError):
+                os.write(self._tell, b".")
+            os.close(self._tell)
+
+
+def _end_with_supervisor() -> None:
+    with suppress(OSError):
+        while os.read(0, 1):
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Connection(HttpToolsProtocol):

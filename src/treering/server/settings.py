@@ -34,6 +34,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dashboard: bool = True
     public_url: str | None = None
     """The address at which people open the dashboard, for links in alerts."""
+    background: bool = True
+    """Do background work: index for search, apply alert rules and deadlines, mark crashed runs."""
     search: bool = True
     """Build the search index in the background. Otherwise the first search builds it."""
 
