@@ -25,7 +25,7 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,8 +104,40 @@ def own_cluster() -> Iterator[PostgresServer]:
             started.process.wait()
 
 
-def start(folder: Path) -> Started:
-    """A cluster in the folder, ready for connections."""
+@contextmanager
+def replicated_cluster() -> Iterator[tuple[Started, Started]]:
+    """A primary whose commits wait for a standby, and that standby: two servers for one test."""
+    with tempfile.TemporaryDirectory(prefix="treering-postgres-") as folder:
+        running: list[Started] = []
+        try:
+            for name, source in (("primary", None), ("standby", 0)):
+                own = Path(folder) / name
+                own.mkdir()
+                for each in (own, own.parent):
+                    each.chmod(0o711)
+                running.append(start(own, standby_of=None if source is None else running[source]))
+            primary, standby = running
+            PostgresServer(**primary.address)._admin("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            PostgresServer(**primary.address)._admin("SELECT pg_reload_conf()")
+            yield primary, standby
+        finally:
+            for started in running:
+                started.process.send_signal(started.stop)
+                started.process.wait()
+
+
+def kill_machine(started: Started) -> None:
+    """Kill a server and all of its processes at once, as if its machine lost power."""
+    process = started.process.pid
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    for each in (process, *map(int, children)):
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+    started.process.wait()
+
+
+def start(folder: Path, *, standby_of: Started | None = None) -> Started:
+    """A cluster in the folder, ready for connections; with ``standby_of``, a standby of another one."""
     binaries = _binaries()
     identity: dict[str, Any] = {}
     data = folder / "data"
@@ -117,8 +149,13 @@ def start(folder: Path) -> Started:
         _require_open(folder)
         if not _is_open(binaries):
             binaries = _copy(binaries, folder / "postgresql")
+    if standby_of is None:
+        command = [binaries / "initdb", "-D", data, "-U", "treering", *_CLUSTER]
+    else:
+        source = f"host=127.0.0.1 port={standby_of.address['port']} user=treering"
+        command = [binaries / "pg_basebackup", "-D", data, "-d", source, "-R", "-c", "fast", "--no-sync"]
     made = subprocess.run(
-        [binaries / "initdb", "-D", data, "-U", "treering", *_CLUSTER],
+        command,
         cwd=folder,
         capture_output=True,
         text=True,
@@ -126,11 +163,12 @@ def start(folder: Path) -> Started:
         **identity,
     )
     if made.returncode:
-        raise ServerFailed(f"initdb exited with {made.returncode}:\n{made.stderr}")
+        raise ServerFailed(f"{Path(command[0]).name} exited with {made.returncode}:\n{made.stderr}")
     (port,) = ports.free(1)
-    # In the file, not on the command line: a benchmark can still turn fsync on.
-    with (data / "postgresql.conf").open("a") as conf:
-        conf.writelines(f"{name} = '{value}'\n" for name, value in _SETTINGS.items())
+    if standby_of is None:
+        # In the file, not on the command line: a benchmark can still turn fsync on.
+        with (data / "postgresql.conf").open("a") as conf:
+            conf.writelines(f"{name} = '{value}'\n" for name, value in _SETTINGS.items())
     process = spawn(
         [binaries / "postgres", "-D", data, "-p", str(port)],
         folder=folder,
@@ -186,4 +224,4 @@ def _is_ready(data: Path) -> bool:
         lines = (data / "postmaster.pid").read_text().splitlines()
     except OSError:
         return False
-    return len(lines) > 7 and lines[7].strip() == "ready"
+    return len(lines) > 7 and lines[7].strip() in {"ready", "standby"}

@@ -13,6 +13,9 @@ but not waited for; the next user of the connection receives its result. A singl
 **Durability** is the server's: nothing is acknowledged before a commit at the server's own
 ``synchronous_commit`` has followed it, and what that guarantees depends on ``fsync`` and that setting.
 
+**Failover**: the URL may name several hosts (``host1:5432,host2:5432``); a new connection goes to the one
+that takes writes. While there is none, callers wait for up to `RECONNECT_SECONDS`.
+
 A connection that died while it was idle is noticed at the first round trip of a transaction. Nothing has been
 decided by then, so the same statements go out again over a new connection. Later, a lost connection is an
 error (`ConnectionLost`), and the engine repeats commits by their ids. A forked child drops inherited
@@ -43,8 +46,8 @@ from treering.engines.sql.rows import Dictionary
 from treering.engines.sql.session import RECEIPTS, Dialect, Row, for_rows, query_in_chunks
 from treering.errors import Busy, Closed, InvalidInput, TreeringError, Unreachable
 
-RECONNECT_SECONDS: Final = 5.0
-"""How long a server may be away (a restart, a failover) without an error."""
+RECONNECT_SECONDS: Final = 30.0
+"""How long a server may be away (a restart, a failover) before calls that need it fail."""
 
 LOCK_SECONDS: Final = 30.0
 """How long a writer waits for the lock of a space."""
@@ -75,15 +78,6 @@ _DEFAULTS: Final = {
 }
 """Connection parameters, unless the URL sets them. A server that went silent is noticed within a minute."""
 
-_SETTINGS: Final = (
-    f"SELECT set_config('lock_timeout', '{LOCK_SECONDS:.0f}s', {{0}}), "
-    f"set_config('idle_in_transaction_session_timeout', '{STUCK_SECONDS:.0f}s', {{0}})"
-)
-_SESSION_SETTINGS: Final = (
-    f"{_SETTINGS.format('false')}, set_config('default_transaction_isolation', 'read committed', false)"
-)
-_WRITE_SETTINGS: Final = _SETTINGS.format("true")
-"""Behind a pooler, each write transaction sets its own."""
 _BACKEND: Final = "SELECT pg_backend_pid()"
 _BEGIN_SNAPSHOT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ"
 _BEGIN_READ: Final = f"{_BEGIN_SNAPSHOT} READ ONLY"
@@ -104,6 +98,13 @@ _abandoned: Final[list[Pipeline]] = []
 """Connections that a forked child inherited; referenced so that nothing closes them."""
 
 
+def _settings(*, is_local: bool) -> str:
+    """Return the query that limits waiting: in this session, or behind a pooler in this transaction."""
+    limits = {"lock_timeout": LOCK_SECONDS, "idle_in_transaction_session_timeout": STUCK_SECONDS}
+    calls = (f"set_config('{name}', '{value * 1000:.0f}ms', {is_local})" for name, value in limits.items())
+    return f"SELECT {', '.join(calls)}"
+
+
 class PostgresUrl:
     """The URL of a database: to connect with, and in forms that are safe to show."""
 
@@ -119,7 +120,9 @@ class PostgresUrl:
         port = str(parts.get("port") or 5432)
         name = str(parts.get("dbname") or parts.get("user") or "")
         user = f"{quote(str(parts['user']))}@" if parts.get("user") else ""
-        self.conninfo = make_conninfo("", **{**_DEFAULTS, **parts})
+        # Of several hosts, one is the primary: the others would refuse the first write.
+        several = {"target_session_attrs": "read-write"} if "," in host else {}
+        self.conninfo = make_conninfo("", **{**_DEFAULTS, **several, **parts})
         self.without_password = f"postgresql://{user}{quote(host, safe=',:')}:{port}/{quote(name)}"
         self.where = f"PostgreSQL at {host}:{port}, database {name!r}"
         """The database as error messages name it."""
@@ -215,7 +218,8 @@ class PostgresDatabase:
             raise connection_refused(error, self.where) from None
         try:
             if not self._is_pooled(connection):
-                connection.execute(_SESSION_SETTINGS.encode())
+                connection.execute(_settings(is_local=False).encode())
+                connection.execute("SET default_transaction_isolation = 'read committed'")
             if self._server_clock.is_stale:
                 asked_at_us = steady_us()
                 for (server_us,) in connection.execute(_SERVER_TIME):
@@ -335,7 +339,7 @@ class _WriteTransaction:
         try:
             session.pipeline.begin()
             if session.pipeline.is_pooled:
-                session.execute(_WRITE_SETTINGS)
+                session.execute(_settings(is_local=True))
             self._database.refresh_clock(session)
             if self._space is not None:
                 session.lock(self._space)

@@ -47,7 +47,7 @@ from treering.core.ids import new_id
 from treering.core.query import SearchQuery
 from treering.core.storage import Blobs
 from treering.core.text import folded, stem, words
-from treering.engines.postgres.connection import PostgresDatabase, PostgresUrl
+from treering.engines.postgres.connection import RECONNECT_SECONDS, PostgresDatabase, PostgresUrl
 from treering.engines.postgres.errors import AlreadyStored, ConnectionLost, StaleCache
 from treering.engines.postgres.guarded import GuardedSession
 from treering.engines.sql import schema
@@ -117,7 +117,14 @@ class PostgresEngine(SqlEngine):
             pass
         except (ConnectionLost, AlreadyStored):
             self._caches.of(space).clear()
-        return self._write_from_database(space, group)
+        deadline = time.monotonic() + RECONNECT_SECONDS
+        while True:
+            try:
+                return self._write_from_database(space, group)
+            except ConnectionLost:  # again: a server that goes down takes several connections with it
+                if time.monotonic() > deadline:
+                    raise
+                self._caches.of(space).clear()
 
     def _write_from_cache(self, space: int, group: list[EncodedBatch]) -> list[Outcome] | None:
         """Commit a group that is decided from the cache; ``None``, with nothing written, if it cannot be."""
