@@ -18,8 +18,8 @@ from treering.server.settings import Settings
 
 SETTINGS = (DOCS / "settings.md").read_text("utf-8")
 VARIABLE = re.compile(r"\bTREERING_[A-Z][A-Z_]*[A-Z]\b")
-NOT_SETTINGS = {"TREERING_COMPLETE"}
-"""How a shell asks for completions; Typer's own, with an underscore in front."""
+NOT_SETTINGS = {"TREERING_COMPLETE", "TREERING_WORKER"}
+"""How a shell asks for completions (Typer's own, with an underscore in front), and what workers are told."""
 
 
 def variables(*places: str) -> set[str]:
