@@ -48,6 +48,10 @@ def refund(order: str) -> Decimal:
 ![a pixel](https://tracker.example/p.png)
 """
 DIFF = """\
+commit 4711
+
+    Count the refunds
+
 diff --git a/report.md b/report.md
 --- a/report.md
 +++ b/report.md
@@ -55,6 +59,17 @@ diff --git a/report.md b/report.md
  # Report
 -11 refunds
 +12 refunds
+"""
+PATCH = """\
+*** Begin Patch
+*** Update File: notes.md
+@@ # Notes
+ kept
+-old
++new
+*** Add File: more.md
++first
+*** End Patch
 """
 ANSI = "\x1b[32m3 passed\x1b[0m, \x1b[1;31m1 failed\x1b[0m\x07\n"
 
@@ -82,6 +97,22 @@ MESSAGES = [
     },
     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": ANSI}]},
     {"role": "tool", "tool_call_id": "t2", "content": DIFF},
+    {
+        "role": "assistant",
+        "content": [
+            {
+                "type": "tool_use",
+                "id": "t6",
+                "name": "Edit",
+                "input": {
+                    "file_path": "shop.py",
+                    "old_string": "a = 1\nb = 2\n",
+                    "new_string": "a = 1\nb = 3\n",
+                },
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "t7", "content": PATCH},
     {
         "role": "assistant",
         "content": None,

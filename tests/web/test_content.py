@@ -119,6 +119,44 @@ def test_a_diff_is_a_diff_and_an_image_an_image(page, gallery):
     expect(page.get_by_role("link", name="a.txt")).to_have_attribute("download", "a.txt")
 
 
+def diff_with(page, text):
+    """The diff that has a text, once it was scrolled to."""
+    found = page.locator(".diff").filter(has_text=text)
+    rows = page.locator(".inspector .rows")
+    for _ in range(60):
+        if found.count():
+            break
+        rows.evaluate("e => { e.scrollTop += 150 }")
+        page.wait_for_timeout(20)
+    return found
+
+
+def lines_of(diff):
+    each = ".diff-line.{0} code"
+    return {kind: diff.locator(each.format(kind)).all_inner_texts() for kind in ("removed", "added", "same")}
+
+
+def test_what_is_written_around_a_diff_is_not_taken_for_it(page, gallery):
+    at_top(page, gallery)
+    diff = diff_with(page, "commit 4711")
+    expect(diff.locator(".diff-line.note")).to_have_text(["commit 4711", " ", "    Count the refunds", " "])
+    expect(diff.locator(".diff-line.skipped")).to_have_text(["report.md", "from line 1"])
+    assert lines_of(diff) == {
+        "removed": ["\u221211 refunds"],
+        "added": ["+12 refunds"],
+        "same": [" # Report"],
+    }
+
+
+def test_an_edit_and_a_patch_of_codex_are_diffs(page, gallery):
+    at_top(page, gallery)
+    edit = diff_with(page, "b = 3")
+    assert lines_of(edit) == {"removed": ["\u2212b = 2"], "added": ["+b = 3"], "same": [" a = 1"]}
+    patch = diff_with(page, "notes.md")
+    expect(patch.locator(".diff-line.skipped")).to_have_text(["notes.md", "# Notes", "more.md"])
+    assert lines_of(patch) == {"removed": ["\u2212old"], "added": ["+new", "+first"], "same": [" kept"]}
+
+
 def test_a_message_can_be_seen_as_it_was_saved(page, gallery):
     at_top(page, gallery)
     message = page.locator(".said", has_text="Refund for 4711")

@@ -123,6 +123,7 @@ function Entries({ value, depth, open }: { value: object; depth: number; open?: 
 }
 
 function Leaf({ value }: { value: unknown }) {
+  if (value === "") return <span class="muted">empty text</span>;
   if (typeof value === "string") return <Text text={value} />;
   return <span class={`literal ${value === null ? "null" : typeof value}`}>{String(value)}</span>;
 }

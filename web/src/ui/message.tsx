@@ -5,6 +5,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { bytes, visible } from "../base/format";
 import type { Part, ReadMessage } from "../base/shapes";
 import { Copy } from "./bits";
+import { Replaced } from "./diff";
 import { Value } from "./json";
 import { Link } from "./link";
 
@@ -178,6 +179,15 @@ function Arguments({ value }: { value: unknown }) {
   if (typeof value !== "object") return <Value value={value} />;
   const entries = Object.entries(value);
   if (entries.length === 0) return <span class="muted">no arguments</span>;
+  const { old_string: before, new_string: after, ...rest } = value as Record<string, unknown>;
+  if (typeof before === "string" && typeof after === "string") {
+    return (
+      <>
+        {Object.keys(rest).length > 0 && <Value value={rest} />}
+        <Replaced before={before} after={after} />
+      </>
+    );
+  }
   const long = entries.filter(([, each]) => typeof each === "string" && each.includes("\n")) as [string, string][];
   const others = Object.fromEntries(entries.filter(([, each]) => typeof each !== "string" || !each.includes("\n")));
   return (

@@ -21,6 +21,7 @@ import type { ComponentChildren } from "preact";
 import { useMemo } from "preact/hooks";
 
 import { visible } from "../base/format";
+import { Copy } from "./bits";
 import { Unified } from "./diff";
 import { Link } from "./link";
 
@@ -137,9 +138,12 @@ export function Code({ text, language = "" }: { text: string; language?: string 
   if (name === "diff" || name === "patch" || (name === "" && isDiff(text))) return <Unified text={text} label="Diff" />;
   const isKnown = lowlight.registered(name) && text.length <= MOST_HIGHLIGHTED;
   return (
-    <pre class="code" tabIndex={0}>
-      <code>{isKnown ? <Highlighted text={text} language={name} /> : visible(text)}</code>
-    </pre>
+    <div class="copyable">
+      <pre class="code" tabIndex={0}>
+        <code>{isKnown ? <Highlighted text={text} language={name} /> : visible(text)}</code>
+      </pre>
+      <Copy text={text} />
+    </div>
   );
 }
 
@@ -184,6 +188,8 @@ export function Terminal({ text }: { text: string }) {
   );
 }
 
-export function isDiff(text: string): boolean {
+/** Whether a text is, or contains, a unified diff or a patch as Codex writes it. */
+function isDiff(text: string): boolean {
+  if (text.startsWith("*** Begin Patch\n")) return true;
   return /^(diff --git |--- [^\n]+\n\+\+\+ |@@ -\d)/m.test(text.slice(0, 2000)) && /^@@ -\d+(,\d+)? \+\d+/m.test(text);
 }

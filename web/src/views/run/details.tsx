@@ -5,7 +5,6 @@ import { count, duration, exact, money, stamp } from "../../base/format";
 import { href } from "../../base/route";
 import type { RecordContent, RunLine, RunRecord } from "../../base/shapes";
 import { Copy, Figure, Status } from "../../ui/bits";
-import { Value } from "../../ui/json";
 import { Empty, Failure, Loading } from "../../ui/states";
 import { isProgram, Payload } from "./conversation";
 import { title, type Trace } from "./trace";
@@ -87,7 +86,7 @@ function Whole({ run, record, content }: { run: RunLine; record: RunRecord; cont
         <section>
           <h3>Attributes</h3>
           <div class="box">
-            <Value value={rest} />
+            <Payload value={rest} />
           </div>
         </section>
       )}
