@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypedDict
 import orjson
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.base.id import uuid6
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import Send
@@ -246,6 +247,24 @@ def test_writes_on_a_checkpoint_that_never_comes_are_kept(store, monkeypatch):
     asyncio.run(saver.aput_writes(lost, [("x", 2)], "other task"))
     put(saver, {"messages": []}, graph_id=where["configurable"]["checkpoint_id"])
     assert saver.get_tuple(config()).pending_writes == [("other task", "x", 2), ("task", "x", 1)]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_who_writes_before_the_checkpoint_waits_for_it_once(store, monkeypatch, is_async):
+    """As LangGraph's own tests of older checkpoints do, one call after the other."""
+    monkeypatch.setattr(saver_module, "ARRIVAL_SECONDS", 0)
+    saver, waits = TreeringSaver(store), []
+    arrival = saver._writer.arrival
+    monkeypatch.setattr(saver._writer, "arrival", lambda *key: waits.append(key) or arrival(*key))
+    where = {"configurable": {**config()["configurable"], "checkpoint_id": str(uuid6())}}
+    for number in range(3):
+        if is_async:
+            asyncio.run(saver.aput_writes(where, [("x", number)], f"task {number}"))
+        else:
+            saver.put_writes(where, [("x", number)], f"task {number}")
+    assert len(waits) == 1
+    put(saver, {"messages": []}, graph_id=where["configurable"]["checkpoint_id"])
+    assert [each[2] for each in saver.get_tuple(config()).pending_writes] == [0, 1, 2]
 
 
 def test_a_checkpoint_waits_for_the_writes_of_its_parent(store, monkeypatch):

@@ -351,6 +351,54 @@ def test_openais_compaction_is_one_checkpoint(store):
     assert [len(each.messages) for each in store.thread("s").history()] == [2, 1, 3]
 
 
+def test_the_oldest_items_go_with_a_compaction_as_far_as_they_have_expired(store):
+    async def main():
+        session = TreeringSession("s", store)
+        await session.add_items([say(each) for each in ("old", "old", "kept", "old", "a", "b")])
+        snapshot = await session._get_compaction_snapshot(
+            2, prune_prefix=lambda item: texts([item]) == ["old"]
+        )
+        assert texts(snapshot.items) == ["a", "b"]
+        assert await snapshot.replace_suffix(1, [say("summary")])
+        assert texts(await session.get_items()) == ["kept", "old", "a", "summary"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_runs_compact_a_session_also_below_encryption(store, is_encrypted):
+    """The SDK compacts after a run, unasked; encrypted sessions ask more of the one below."""
+
+    async def main():
+        requests = []
+        session = compacting(TreeringSession("s", store), requests)
+        wrapped = EncryptedSession("s", session, "a secret key") if is_encrypted else session
+        session.should_trigger_compaction = lambda _: True
+        model = ScriptedModel([[assistant_message("one")], [assistant_message("two")]])
+        for prompt in ("first", "second"):
+            await Runner.run(Agent(name="a", model=model), prompt, session=wrapped)
+        assert requests
+        assert any(item.get("type") == "compaction" for item in await wrapped.get_items())
+
+    asyncio.run(main())
+
+
+def test_a_subclass_that_changes_items_is_compacted_through_its_own_methods(store):
+    class Shouting(TreeringSession):
+        async def add_items(self, items):
+            await super().add_items([{**item, "shouted": True} for item in items])
+
+    async def main():
+        session = Shouting("s", store)
+        assert await session._get_compaction_snapshot(9) is None
+        wrapped = compacting(session, [])
+        await wrapped.add_items([say("a"), say("b")])
+        await wrapped.run_compaction({"force": True})
+        assert [item["shouted"] for item in await session.get_items()] == [True]
+
+    asyncio.run(main())
+
+
 def test_a_compaction_of_the_newest_items_keeps_the_older_ones(store):
     async def main():
         session = TreeringSession("s", store)

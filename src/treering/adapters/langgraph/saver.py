@@ -234,8 +234,10 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
         announced = self._writer.announce(key, graph_id)
         try:
             if not self._writer.has_step(key, graph_id):
-                wait([self._writer.arrival(self._codec, key, graph_id)], ARRIVAL_SECONDS)
-                self._writer.give_up(key, graph_id)
+                arrival = self._writer.arrival(self._codec, key, graph_id)
+                wait([arrival], ARRIVAL_SECONDS)
+                if not arrival.done():
+                    self._writer.give_up(key, graph_id)
             self._writer.put_writes(self._codec, key, graph_id, _numbered(writes), task_id, task_path)
         finally:
             self._writer.finish(key, graph_id, announced)
@@ -316,8 +318,12 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
             if not self._writer.has_step(key, graph_id):  # wait here: `aput` may need the bridge's threads
                 arrival = await self._bridge.call(self._writer.arrival, self._codec, key, graph_id)
                 await asyncio.wait({self._bridge.future(arrival)}, timeout=ARRIVAL_SECONDS)
-                self._writer.give_up(key, graph_id)
-            await self._bridge.call(self.put_writes, config, writes, task_id, task_path)
+                if not arrival.done():
+                    self._writer.give_up(key, graph_id)
+            numbered = _numbered(writes)
+            await self._bridge.call(
+                self._writer.put_writes, self._codec, key, graph_id, numbered, task_id, task_path
+            )
         finally:
             self._writer.finish(key, graph_id, announced)
 

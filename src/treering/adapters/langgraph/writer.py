@@ -87,7 +87,7 @@ if TYPE_CHECKING:
 
 ARRIVAL_SECONDS: Final = 10.0
 """How long `put_writes` waits for a checkpoint that is not stored. LangGraph is just saving it; only someone
-who writes on a checkpoint that never comes waits that long.
+who writes on a checkpoint before saving it, or on one that never comes, waits that long, and once.
 """
 _ATTEMPTS: Final = 8
 _MAX_VETOED: Final = 1024
@@ -160,6 +160,7 @@ class Writer:
         self._hold_writes = hold_writes
         self._held: dict[str, list[TaskWrites]] = {}
         self._vetoed = _Bounded[str | None](_MAX_VETOED)
+        self._given_up = _Bounded[None](_MAX_VETOED)
         self._asked = _Bounded[dict[str, Any]](_MAX_VETOED)
 
     # Checkpoints
@@ -451,7 +452,9 @@ class Writer:
     def has_step(self, key: GraphKey, graph_id: str) -> bool:
         """Whether a checkpoint can be written on at once. Reads nothing; see `arrival` if it cannot."""
         made = step_id(key, graph_id)
-        return made is None or graph_id in self._vetoed or self._steps.get(made[0]) is not None
+        if made is None or graph_id in self._vetoed or self._steps.get(made[0]) is not None:
+            return True
+        return f"{key.ref} {graph_id}" in self._given_up
 
     def arrival(self, codec: ValueCodec, key: GraphKey, graph_id: str) -> Future[None]:
         """Return a future that is done when a checkpoint is stored, or its `put` has failed."""
@@ -470,7 +473,8 @@ class Writer:
         return arrival
 
     def give_up(self, key: GraphKey, graph_id: str) -> None:
-        """Let nobody wait for a checkpoint any longer."""
+        """Let nobody wait for a checkpoint any longer, now or later."""
+        self._given_up.set(f"{key.ref} {graph_id}", None)
         self._steps.settle(key, graph_id)
 
     def put_writes(

@@ -20,6 +20,7 @@ import json
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import dropwhile
 from typing import Any, Final, TypeVar, cast
 
 from treering.adapters.conversation import retry_if_removed
@@ -259,6 +260,8 @@ class TreeringSession(Closing):
     # OpenAI's compaction session looks for these two, and where they exist, replaces history in one step.
     async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
         """Replace all items by others, in one checkpoint. Earlier checkpoints still have the old ones."""
+        if self._is_changed:
+            return False
         given = _checked_items(items)
 
         def replace(checkpoint: Checkpoint | None) -> None:
@@ -267,8 +270,16 @@ class TreeringSession(Closing):
         await self._executor.settle(self._save_after_head, replace)
         return True
 
-    async def _get_compaction_snapshot(self, limit: int) -> CompactionSnapshot | None:
-        """Return the last items, and how to replace some of them unless the session changes first."""
+    async def _get_compaction_snapshot(
+        self, limit: int, *, prune_prefix: Callable[[Any], bool] | None = None
+    ) -> CompactionSnapshot | None:
+        """Return the last items, and how to replace some of them unless the session changes first.
+
+        ``prune_prefix`` says which of the oldest items go as well, as far as it says so: `EncryptedSession`
+        passes it for items that have expired.
+        """
+        if self._is_changed:
+            return None
         seen = await self._executor.call(self._thread.get)
         if _unfinished(seen):
             return None
@@ -282,7 +293,7 @@ class TreeringSession(Closing):
             def replace(checkpoint: Checkpoint | None) -> bool:
                 if checkpoint is None or seen is None or checkpoint.id != seen.id:
                     return False
-                self._replace(checkpoint, kept + start, given)
+                self._replace(checkpoint, kept + start, given, prune_prefix=prune_prefix)
                 return True
 
             return bool(await self._executor.settle(self._save_after_head, replace))
@@ -291,8 +302,23 @@ class TreeringSession(Closing):
             items=cast("list[TResponseInputItem]", items), complete=not kept, replace_suffix=replace_suffix
         )
 
-    def _replace(self, checkpoint: Checkpoint | None, start: int, items: list[Item]) -> None:
+    @property
+    def _is_changed(self) -> bool:
+        """Whether a subclass changes what is added or read, which replacing history here would bypass."""
+        names = ("add_items", "get_items", "clear_session")
+        return any(getattr(type(self), name) is not getattr(TreeringSession, name) for name in names)
+
+    def _replace(
+        self,
+        checkpoint: Checkpoint | None,
+        start: int,
+        items: list[Item],
+        *,
+        prune_prefix: Callable[[Any], bool] | None = None,
+    ) -> None:
         kept = [] if checkpoint is None else checkpoint.items(MESSAGES)[:start]
+        if prune_prefix is not None:
+            kept = list(dropwhile(prune_prefix, kept))
         state = _state_without_turn(checkpoint, _unfinished(checkpoint))
         self._thread.checkpoint([*kept, *items], state, metadata=self._metadata, note="compaction")
 
