@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 import treering
 from treering.errors import SecretsFound
-from treering.secret_scan import FoundSecret, SecretScanner, refuse_secrets, scan_folder, scan_secrets
+from treering.secret_scan import (
+    FoundSecret,
+    SecretScanner,
+    SecretScrubber,
+    refuse_secrets,
+    scan_folder,
+    scan_secrets,
+)
 
 LETTERS = string.ascii_letters + string.digits
 SAFE = LETTERS + "-_"
@@ -232,3 +239,30 @@ def test_a_snapshot_says_which_files_have_secrets(tmp_path):
         for restored in (tmp_path / "copy", folder):
             store.workspace.snapshot(restored, on_done=infos.append)
             assert [each.path for each in infos[-1].secrets] == ["big.log", "logs/env.txt"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_scrubbing_takes_out_whole_secrets_and_nothing_else(seed):
+    for rule, found in keys(seed).items():
+        for key in found:
+            scrubber = SecretScrubber()
+            said = scrubber.scrub(f"before\n{key}\nafter".encode()).decode()
+            assert said.startswith("before\n")
+            assert said.endswith("\nafter") or rule == "private-key", "a key without an end has the rest"
+            assert f"<secret: {rule}>" in said
+            assert scan_secrets(said) == ()
+            assert scrubber.scrub(said.encode()).decode() == said
+    body = "\n".join(drawn(seed + line, 64) for line in range(6))
+    begin, end = "-----BEGIN RSA PRIVATE KEY-----", "-----END RSA PRIVATE KEY-----"
+    said = SecretScrubber().scrub(f'{{"key":"{begin}\n{body}\n{end}","next":1}}'.encode())
+    assert said == b'{"key":"<secret: private-key>","next":1}'
+
+
+def test_a_secret_that_was_found_by_its_name_is_scrubbed_without_it():
+    value = drawn(7, 32)
+    scrubber = SecretScrubber()
+    assert scrubber.scrub(f"API_KEY={value}".encode()) == b"API_KEY=<secret: secret>"
+    assert scrubber.scrub(f"it is {value}".encode()) == b"it is <secret: secret>"
+    assert scrubber.scrub(b"postgres://a:hunter2@db.internal.net/hunter2").endswith(
+        b"@db.internal.net/hunter2"
+    )

@@ -182,6 +182,8 @@ _KINDS: Final = bytes(
 _HEX: Final = re.compile(rb"[0-9a-fA-F]+")
 _VARIABLE: Final = re.compile(rb"(?:export )?[A-Z0-9_]{0,40}")
 _LINE: Final = 1000
+_KEY_END: Final = re.compile(rb"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|(?=\\?\")|\Z")
+_DISTINCT: Final = 12
 _UUID: Final = re.compile(rb"(?i)[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")
 _ENTROPY: Final = 3.7
 """Bits per character. 20 random letters and digits have 3.9 or more nearly always; words have less."""
@@ -294,8 +296,48 @@ def describe_secrets(found: Sequence[FoundSecret]) -> str:
     return "; ".join(str(each) for each in found[:_LISTED]) + more
 
 
+class SecretScrubber:
+    """Puts ``<secret: RULE>`` in the place of secrets.
+
+    One that was found is replaced everywhere from then on, unless it is so short that it could be a word.
+    """
+
+    def __init__(self) -> None:
+        self.rules: dict[bytes, str] = {}
+        """The secrets that were found, and the rules that found them."""
+
+    def scrub(self, data: bytes) -> bytes:
+        """Return a text without its secrets."""
+        found = [
+            (match, rule, _whole_key(data, match) if rule == "private-key" else secret)
+            for match, rule, secret in _found_in(data)
+        ]
+        for match, rule, secret in reversed(found):
+            self.rules[secret] = rule
+            at = data.find(secret, match.start())
+            data = data[:at] + f"<secret: {rule}>".encode() + data[at + len(secret) :]
+        for secret in sorted(self.rules, key=len, reverse=True):
+            if len(secret) >= _DISTINCT:
+                data = data.replace(secret, f"<secret: {self.rules[secret]}>".encode())
+        return data
+
+
+def _whole_key(data: bytes, match: re.Match[bytes]) -> bytes:
+    """Return a private key to its end, of which the rule matches only the beginning."""
+    end = _KEY_END.search(data, match.end())
+    if end is None:
+        return match[0]
+    return data[match.start() : end.end()]
+
+
 def _matches(data: bytes) -> Iterator[tuple[str, int, str]]:
-    """Yield rule, offset and hint of each secret; one with a form is not reported by its name too."""
+    """Yield rule, offset and hint of each secret."""
+    for match, rule, secret in _found_in(data):
+        yield rule, match.start(), _hint(rule, secret)
+
+
+def _found_in(data: bytes) -> Iterator[_Confirmed]:
+    """Yield each secret; one with a form is not found by its name too."""
     for start, stop in _windows(data):
         forms: list[re.Match[bytes]] = []
         others: list[re.Match[bytes]] = []
@@ -307,8 +349,7 @@ def _matches(data: bytes) -> Iterator[tuple[str, int, str]]:
                 first = max(start, at - _BACK.get(begin[0], 0))
                 forms += filter(None, (_BY_FORM.match(data, each, stop) for each in range(first, at + 1)))
         found = _confirmed(forms, _FORM_NAMES, [])
-        for match, rule, secret in sorted(found + _confirmed(others, _OTHER_NAMES, found), key=_offset):
-            yield rule, match.start(), _hint(rule, secret)
+        yield from sorted(found + _confirmed(others, _OTHER_NAMES, found), key=_offset)
 
 
 _Confirmed = tuple[re.Match[bytes], str, bytes]

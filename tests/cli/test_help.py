@@ -38,6 +38,9 @@ NO_STORE = {
     "remote add": "keeps the names of servers for all stores",
     "remote list": "keeps the names of servers for all stores",
     "remote remove": "keeps the names of servers for all stores",
+    "test list": "works on the files of a project",
+    "test remove": "works on the files of a project",
+    "test show": "works on the files of a project",
 }
 """Commands without --store or --store-blobs, and why."""
 

@@ -108,6 +108,10 @@ class Session(Protocol):
         """Whether the recording has exchanges of this kind."""
         ...
 
+    def returned(self, asked: Asked, answer: Any, error: CallError | None) -> None:
+        """Take note of what a tool did that was called."""
+        ...
+
     def check_allowed(self, host: str, port: int | None) -> None:
         """Raise an error if nothing may be sent there."""
         ...
@@ -301,6 +305,7 @@ class PendingCall:
         decode: Callable[[], tuple[Any, Sequence[Piece]]] | None = None,
     ) -> None:
         """Record the answer; ``decode`` gives it in the recorder's thread instead."""
+        self._returned(answer, None)
         self._end(
             lambda: (
                 {
@@ -318,7 +323,12 @@ class PendingCall:
     def fail(self, error: BaseException) -> None:
         """Record that the call raised an error."""
         described = CallError.of(error)
+        self._returned(None, described)
         self._end(lambda: {"error": described}, failed=described.type)
+
+    def _returned(self, answer: Any, error: CallError | None) -> None:
+        if self.asked.kind == "tool" and self.found is None and state.session is not None:
+            state.session.returned(self.asked, answer, error)
 
     def _end(self, rest: Callable[[], dict[str, Any]], *, failed: str | None) -> None:
         node, owner = self._node, self._owner
@@ -815,7 +825,7 @@ class _ModelCall:
             return None
         request = {
             "messages": plain(messages),
-            "tools": [getattr(each, "name", str(each)) for each in tools],
+            "tools": [_described(each) for each in tools],
         }
         return cls(PendingCall(Asked(kind="model", name=name, request=request)))
 
@@ -888,6 +898,14 @@ class _ModelCall:
         if isinstance(error, Exception) and not is_end and not self._nested.is_recorded:
             self._nested.is_recorded = True
             self.pending.fail(error)
+
+
+def _described(tool: Any) -> Any:
+    """Return what a model is told about a tool: its name, description and parameters."""
+    describe = getattr(tool, "as_openai", None)
+    if not callable(describe):
+        return getattr(tool, "name", str(tool))
+    return plain(cast("dict[str, Any]", describe())["function"])
 
 
 def _replay_model(pending: PendingCall) -> Any:

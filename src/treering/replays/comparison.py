@@ -467,8 +467,8 @@ def departure_of(
                 step=each.step,
                 what="asked",
                 name=each.name,
-                original="" if left is None else _shown_request(left),
-                here=_shown_request(each),
+                original="" if left is None else shown_request(left),
+                here=shown_request(each),
             )
         answer = _as_original(answered_of(each), moved)
         found = next((one for one in same if answered_of(one) == answer), None)
@@ -477,15 +477,15 @@ def departure_of(
                 step=each.step,
                 what="answered",
                 name=each.name,
-                original=_shown_answer(same[0]),
-                here=_shown_answer(each),
+                original=shown_answer(same[0]),
+                here=shown_answer(each),
             )
         same.remove(found)
     left = [one for some in unused.values() for one in some]
     if left:
         first = min(left, key=lambda each: each.step)
         return Departure(
-            step=len(exchanges) + 1, what="ended", name=first.name, original=_shown_request(first), here=""
+            step=len(exchanges) + 1, what="ended", name=first.name, original=shown_request(first), here=""
         )
     return None
 
@@ -502,14 +502,16 @@ def _as_original(encoded: bytes, moved: Mapping[str, str]) -> bytes:
     return encoded
 
 
-def _shown_request(exchange: Exchange) -> str:
+def shown_request(exchange: Exchange) -> str:
+    """Return what was asked on one line: the call of a tool, or the last message to a model."""
     if exchange.kind == "tool":
         return _short(f"{exchange.name}({encode_json(exchange.request.get('arguments')).decode()})")
     messages = messages_of(exchange)
     return _short(message_text(read_message(messages[-1]))) if messages else _short(exchange.name)
 
 
-def _shown_answer(exchange: Exchange) -> str:
+def shown_answer(exchange: Exchange) -> str:
+    """Return what was answered on one line."""
     if exchange.error is not None:
         return _short(f"{exchange.error.type}: {exchange.error.message}")
     reply = reply_of(exchange) if _is_asked_model(exchange) else None

@@ -153,12 +153,8 @@ class RerunFork:
         self._is_copying = True
         try:
             memory = self._store.memory
-            source, target = memory.in_namespace(namespace), memory.in_namespace(copy)
-            wanted = {
-                each: document
-                for each in self._ids_ever(namespace)
-                if (document := _as_of(source, each, self._as_of_us)) is not None
-            }
+            target = memory.in_namespace(copy)
+            wanted = memory_as_of(self._store, namespace, self._as_of_us)
             for each in [document.id for document in target.query()]:
                 if each not in wanted:
                     target.delete(each)
@@ -168,16 +164,6 @@ class RerunFork:
                     target.save(msgspec.structs.replace(document, version=0))
         finally:
             self._is_copying = False
-
-    def _ids_ever(self, namespace: str) -> list[str]:
-        """The documents that a namespace has or had, by the journal."""
-        found: dict[str, None] = {}
-        engine, space = self._store.engine, self._store.space
-        for record in each_record(engine, space, EventQuery(kinds=MEMORY_KINDS)):
-            scope = parse_scope(record.event.scope)
-            if scope.namespace == namespace:
-                found[scope.id] = None
-        return list(found)
 
     def __enter__(self) -> Self:
         if forks.current.fork is not None:
@@ -201,11 +187,20 @@ def _fork_name(thread_id: str, id: str) -> str:
     return f"{thread_id[: MAX_ID_CHARS // 2]}~rerun-{id}"
 
 
-def _as_of(memory: Any, id: str, at_us: int) -> MemoryDocument | None:
-    for version in memory.history(id):
-        if version.changed_at_us <= at_us:
-            return cast("MemoryDocument | None", version.document)
-    return None
+def memory_as_of(store: Store, namespace: str, at_us: int) -> dict[str, MemoryDocument]:
+    """Return the documents that a namespace of memory had at a time, by id."""
+    ids: dict[str, None] = {}  # those that it has or had, by the journal
+    for record in each_record(store.engine, store.space, EventQuery(kinds=MEMORY_KINDS)):
+        scope = parse_scope(record.event.scope)
+        if scope.namespace == namespace:
+            ids[scope.id] = None
+    memory = store.memory.in_namespace(namespace)
+    found: dict[str, MemoryDocument] = {}
+    for each in ids:
+        version = next((one for one in memory.history(each) if one.changed_at_us <= at_us), None)
+        if version is not None and version.document is not None:
+            found[each] = version.document
+    return found
 
 
 def _content_of(document: MemoryDocument) -> Any:

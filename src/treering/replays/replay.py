@@ -21,8 +21,9 @@ import difflib
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from itertools import islice, zip_longest
 from types import TracebackType
 from typing import Any, Final, Literal, Self, cast
 from urllib.parse import urlsplit
@@ -34,7 +35,7 @@ from treering.core.encoding import encode_json
 from treering.errors import Conflict, InvalidInput, NotFound, TreeringError
 from treering.replays import capture, nature
 from treering.replays.capture import Asked, state
-from treering.runs.exchanges import Exchange, ExchangeKind, read_draws, read_exchanges
+from treering.runs.exchanges import CallError, Exchange, ExchangeKind, read_draws, read_exchanges
 from treering.runs.run import RunInfo
 from treering.runs.span import RunNode, replaying
 from treering.store import Store
@@ -53,6 +54,8 @@ _MASKS: Final = {
 _ADDRESS_IN_REPR: Final = re.compile(r" at 0x[0-9a-f]+")
 _DIFF_LINES: Final = 60
 _SHOWN: Final = 200
+_PATHS: Final = 5
+_MISSING: Final = object()
 
 
 class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,18 +132,28 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     recorded: Exchange | None
     """What the recording has in its place; ``None`` if nothing is left."""
     diff: tuple[str, ...]
+    what: Literal["asked", "answered", "ended"] = "asked"
+    """``asked``: for something else; ``answered``: a tool that was called did something else; ``ended``: the
+    agent ended, and the recording goes on."""
+    where: tuple[str, ...] = ()
+    """Where they differ: ``body.messages.0.content``."""
 
     def describe(self) -> str:
         """Say what was asked, what was recorded, and how they differ."""
         what = f"{self.kind} call {self.name!r}" if self.kind != "http" else f"request {self.name!r}"
+        if self.what == "ended":
+            return f"step {self.step}: the agent ended, and the recording goes on with the {what}"
         if self.recorded is None:
             return f"step {self.step}: the {what} is not in the recording, of which nothing like it is left"
-        return "\n".join(
-            [
-                f"step {self.step}: the {what} is not in the recording, which has {self.recorded.name!r}",
-                *self.diff,
-            ]
-        )
+        if self.what == "answered":
+            said = f"step {self.step}: the {what} had another outcome than in the recording"
+        elif self.recorded.name == self.name:
+            said = f"step {self.step}: the {what} is not what was recorded"
+        else:
+            said = f"step {self.step}: the {what} is not in the recording, which has {self.recorded.name!r}"
+        if self.where:
+            said += f"; it differs in {', '.join(self.where)}"
+        return "\n".join([said, *self.diff])
 
 
 class Diverged(TreeringError):
@@ -214,17 +227,78 @@ class Recording:
             asked=asked.request,
             recorded=recorded,
             diff=() if before is None else tuple(difference_of(before, after)),
+            where=() if before is None else tuple(islice(paths_of_difference(before, after), _PATHS)),
         )
 
 
-def difference_of(before: Any, after: Any) -> list[str]:
-    """Return the lines of a diff between two values."""
-    old, new = (msgspec.json.format(encode_json(each), indent=1).decode() for each in (before, after))
-    lines = list(
-        difflib.unified_diff(old.splitlines(), new.splitlines(), "recorded", "asked", lineterm="", n=1)
+def ended_early(missing: Exchange) -> Divergence:
+    """Describe that an agent ended without a call that was recorded."""
+    return Divergence(
+        step=missing.step,
+        kind=missing.kind,
+        name=missing.name,
+        asked=None,
+        recorded=missing,
+        diff=(),
+        what="ended",
     )
-    cut = [line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…" for line in lines[:_DIFF_LINES]]
+
+
+def paths_of_difference(before: Any, after: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths at which two values differ, the innermost ones."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        old, new = cast("Mapping[str, Any]", before), cast("Mapping[str, Any]", after)
+        pairs = [(name, old.get(name, _MISSING), new.get(name, _MISSING)) for name in {**old, **new}]
+    elif isinstance(before, list) and isinstance(after, list):
+        items = zip_longest(cast("list[Any]", before), cast("list[Any]", after), fillvalue=_MISSING)
+        pairs = [(str(at), one, other) for at, (one, other) in enumerate(items)]
+    else:
+        if before != after:
+            yield path
+        return
+    for name, one, other in pairs:
+        yield from paths_of_difference(one, other, f"{path}.{name}" if path else name)
+
+
+def difference_of(before: Any, after: Any, *, names: tuple[str, str] = ("recorded", "asked")) -> list[str]:
+    """Return the lines of a diff between two values; long texts are shown where they differ."""
+    old, new = map(_shown_lines, (before, after))
+    lines: list[str] = []
+    matcher = difflib.SequenceMatcher(None, old, new)
+    for group in matcher.get_grouped_opcodes(1):
+        first, last = group[0], group[-1]
+        lines.append(f"@@ -{first[1] + 1},{last[2] - first[1]} +{first[3] + 1},{last[4] - first[3]} @@")
+        for kind, start, stop, other, end in group:
+            if kind == "equal":
+                lines += [f" {_cut(line, 0)}" for line in old[start:stop]]
+                continue
+            pairs = list(zip_longest(old[start:stop], new[other:end], fillvalue=""))
+            begins = [_common(*pair) for pair in pairs]
+            lines += [f"-{_cut(line, at)}" for line, at in zip(old[start:stop], begins, strict=False)]
+            lines += [f"+{_cut(line, at)}" for line, at in zip(new[other:end], begins, strict=False)]
+    cut = [f"--- {names[0]}", f"+++ {names[1]}", *lines[:_DIFF_LINES]] if lines else []
     return cut + ([f"… {len(lines) - _DIFF_LINES} more lines"] if len(lines) > _DIFF_LINES else [])
+
+
+def _shown_lines(value: Any) -> list[str]:
+    """Return a value as lines of JSON, in which a text has the lines that it has."""
+    formatted = msgspec.json.format(encode_json(value), indent=1).decode()
+    return formatted.replace("\\n", "\\n\n").splitlines()
+
+
+def _common(one: str, other: str) -> int:
+    """Return how many characters two lines begin with that are the same."""
+    least = min(len(one), len(other))
+    return next((at for at in range(least) if one[at] != other[at]), least)
+
+
+def _cut(line: str, at: int) -> str:
+    """Return a part of a long line, with what is at a position."""
+    if len(line) <= _SHOWN:
+        return line
+    start = max(0, at - _SHOWN // 4)
+    part = line[start : start + _SHOWN]
+    return ("…" if start else "") + part + ("…" if start + _SHOWN < len(line) else "")
 
 
 class Replay:
@@ -299,6 +373,9 @@ class Replay:
         """Whether the recording has exchanges of this kind."""
         return any(each.kind == kind for each in self.recording.exchanges)
 
+    def returned(self, asked: Asked, answer: Any, error: CallError | None) -> None:
+        """Take note of what a tool did that was called."""
+
     def check_allowed(self, host: str, port: int | None) -> None:
         """Raise `NetworkBlocked` if nothing may be sent to a host."""
         blocked_sockets.check(host, port)
@@ -352,10 +429,7 @@ class Replay:
         if self.divergence is not None and self._otherwise == "stop":
             raise Diverged(self.divergence) from (error if isinstance(error, Exception) else None)
         if error is None and self._complete and self.left:
-            missing = self.left[0]
-            self.divergence = Divergence(
-                step=missing.step, kind=missing.kind, name="(the end)", asked=None, recorded=missing, diff=()
-            )
+            self.divergence = ended_early(self.left[0])
             raise Diverged(self.divergence)
 
 

@@ -101,7 +101,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     kind        request                                             answer
     ==========  ==================================================  ======================================
     ``http``    ``method``, ``url``, ``headers``, ``body``          ``str`` or ``bytes``; ``status``, headers
-    ``model``   ``messages`` and the names of the ``tools``         the reply, or the ``pieces`` of a stream
+    ``model``   ``messages`` and the described ``tools``            the reply, or the ``pieces`` of a stream
     ``tool``    ``arguments``                                       what the tool returned
     ==========  ==================================================  ======================================
     """
