@@ -62,6 +62,7 @@ from treering.runs.replay import ReplayStep
 from treering.runs.run import Run, RunInfo
 from treering.runs.search import IndexProgress, SearchResult
 from treering.runs.timeline import Timeline, TimelineEvent, TimelineFilter, TimelinePage
+from treering.runs.tree import RunTree
 from treering.schedules.schedules import Schedules, TaskPage
 from treering.schedules.tasks import CatchUp, OccurrenceReport, Overlap, Policy, Task
 from treering.schedules.worker import Handler, Worker
@@ -233,6 +234,7 @@ class AsyncStore:
         project_id: int | None = None,
         meta: Mapping[str, Any] | None = None,
         tags: Sequence[str] = (),
+        parent: Run | str | None = None,
     ) -> Run:
         """Async twin of `Store.run`."""
         return self._store.run(
@@ -243,6 +245,7 @@ class AsyncStore:
             project_id=project_id,
             meta=meta,
             tags=tags,
+            parent=parent,
         )
 
     def agent(self, name: str | Callable[..., Any] | None = None) -> Callable[..., Any]:
@@ -1018,6 +1021,18 @@ class AsyncRuns:
     async def get(self, run_id: str) -> RunInfo:
         """Async twin of `Runs.get`."""
         return await self._bridge.call(self._runs.get, run_id)
+
+    async def tree(self, run_id: str) -> RunTree:
+        """Async twin of `Runs.tree`."""
+        return await self._bridge.call(self._runs.tree, run_id)
+
+    async def cancel(self, run_id: str, *, by: str | None = None, reason: str | None = None) -> list[RunInfo]:
+        """Async twin of `Runs.cancel`."""
+        return await self._bridge.call(self._runs.cancel, run_id, by=by, reason=reason)
+
+    async def is_cancelled(self, run_id: str) -> bool:
+        """Async twin of `Runs.is_cancelled`."""
+        return await self._bridge.call(self._runs.is_cancelled, run_id)
 
     async def in_namespace(self, namespace: str) -> AsyncRuns:
         """Async twin of `Runs.in_namespace`."""

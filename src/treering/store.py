@@ -302,9 +302,11 @@ class Store:
         project_id: int | None = None,
         meta: Mapping[str, Any] | None = None,
         tags: Sequence[str] = (),
+        parent: Run | str | None = None,
     ) -> Run:
         """Record a run: ``with store.run(agent="planner") as run: ...``.
 
+        ``parent`` is the run that starts this one (see `Runs.tree`); the current one, unless it is given.
         Recording never waits for the disk. Everything is durable after `flush`, and when the store closes.
         """
         from treering.core.forks import forked_thread
@@ -326,6 +328,7 @@ class Store:
             project_id=project_id,
             meta=meta,
             tags=tuple(tags),
+            parent=parent.id if isinstance(parent, Run) else parent,
             gate=self._guard,
             readers=self,
         )

@@ -185,6 +185,15 @@ export interface AskedCall {
   call_id?: string | null;
 }
 
+/** A run of a tree, without its cost. */
+export interface AttemptLine {
+  id: string;
+  agent: string | null;
+  thread: string | null;
+  status: string;
+  started_at: string;
+}
+
 /** What a check against seals found. Erasures are listed; they are no reason for ``ok`` to be false. */
 export interface AuditReport {
   ok: boolean;
@@ -215,6 +224,17 @@ export interface BudgetLine {
 export interface BudgetList {
   budgets: BudgetLine[];
   unreadable?: Unreadable[];
+}
+
+/** Who cancels a run, and why. */
+export interface CancelBody {
+  by?: string | null;
+  reason?: string | null;
+}
+
+/** The runs that had not ended: those that wait or whose process is gone are ``cancelled``. */
+export interface Cancelled {
+  runs: AttemptLine[];
 }
 
 /** How much `check` has read so far. */
@@ -1097,6 +1117,7 @@ export interface RunInfo {
   project_id?: number | null;
   meta?: Record<string, Json>;
   tags?: string[];
+  parent?: string | null;
 }
 
 /**
@@ -1503,6 +1524,28 @@ export interface TranscriptEvents {
   next_cursor: string | null;
 }
 
+/** What a run, or everything below it, has cost. */
+export interface TreeCost {
+  tokens: number;
+  cost: Money[];
+  unpriced_tokens: number;
+}
+
+/** A run with all its attempts (it was resumed by the later ones), and the runs that it started. */
+export interface TreeLine {
+  id: string;
+  agent: string | null;
+  thread: string | null;
+  namespace: string;
+  status: string;
+  is_cancelled: boolean;
+  is_over: boolean;
+  attempts: AttemptLine[];
+  own: TreeCost;
+  total: TreeCost;
+  children: TreeLine[];
+}
+
 /** An entry that is missing from a list, and why. */
 export interface Unreadable {
   name: string;
@@ -1598,6 +1641,26 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: RunLine;
+  };
+  /** Return a run with its attempts and the runs of its sub-agents, with own and total cost. */
+  get_tree: {
+    path: {
+      /** The id of the run, or a unique beginning of it. */
+      id: string;
+    };
+    query: Record<string, never>;
+    body: undefined;
+    reply: TreeLine;
+  };
+  /** Ask a run and everything below it to stop; return the runs that had not ended. */
+  cancel_run: {
+    path: {
+      /** The id of the run, or a unique beginning of it. */
+      id: string;
+    };
+    query: Record<string, never>;
+    body: CancelBody;
+    reply: Cancelled;
   };
   /** List the spans, messages and other records of a run, by start, without their content. */
   list_spans: {
@@ -2873,6 +2936,8 @@ export interface Operations {
 export const OPERATIONS = {
   list_runs: ["GET", "/runs"],
   get_run: ["GET", "/runs/{id}"],
+  get_tree: ["GET", "/runs/{id}/tree"],
+  cancel_run: ["POST", "/runs/{id}/cancel"],
   list_spans: ["GET", "/runs/{id}/spans"],
   get_span: ["GET", "/runs/{id}/spans/{span}"],
   compare_runs: ["GET", "/runs/{id}/compare/{other}"],

@@ -15,7 +15,8 @@ from typing import Any, Final, cast
 from treering.agent.conversations import Conversations
 from treering.agent.loop import AgentConfig, AgentRun, Middleware, OnError, Steps, drive, drive_async
 from treering.agent.messages import AgentEvent, Prompt, Result
-from treering.agent.tools import tools_by_name
+from treering.agent.subagents import subagent_tool
+from treering.agent.tools import Tool, tools_by_name
 from treering.approvals.policy import Decision
 from treering.core.ids import check_id
 from treering.errors import InvalidInput
@@ -201,6 +202,23 @@ class Agent(Closing):
             pass
         return await self.agenerate(
             thread_id=thread_id, checkpoint_after_tool_call=checkpoint_after_tool_call, metadata=metadata
+        )
+
+    def as_tool(self, *, name: str | None = None, description: str | None = None) -> Tool:
+        """Return a tool that runs this agent, for another agent's ``tools=``.
+
+        The model of the other agent passes a ``prompt`` and reads the answer. Each call is a conversation of
+        its own, whose run is a child of the run that calls (see `Runs.tree`). When the parent is resumed, an
+        unfinished sub-agent goes on where it stopped, once.
+        """
+        name = name or self._config.name
+        conversations = self._config.conversations
+        return subagent_tool(
+            self,
+            conversations.store,
+            name,
+            conversations.namespace,
+            description or f"Ask the agent {name}; give it everything that it has to know.",
         )
 
     def close(self) -> None:

@@ -67,15 +67,18 @@ from treering.agent.messages import (
     result_message,
     text_of,
 )
+from treering.agent.subagents import RUN_KEY, SubAgentWaits
 from treering.agent.tool_effects import Recorded, ToolEffects, leave
 from treering.agent.tools import Tool, result_text
 from treering.approvals.questions import POLICY, policy_fields
 from treering.core.ids import new_id
-from treering.effects.effects import QUESTION, Attempt, Effect
-from treering.errors import BudgetExceeded, Conflict, InvalidInput, Vetoed
+from treering.effects.effects import QUESTION, Attempt, Effect, EffectRunning
+from treering.errors import BudgetExceeded, Conflict, InvalidInput, TreeringError, Vetoed
 from treering.limits.tool_budgets import Budget, Budgets
 from treering.runs.exchanges import intercept_model, intercept_tool
+from treering.runs.run import CANCELLED
 from treering.runs.span import current_node
+from treering.runs.tree import RunCancelled
 from treering.sync_async import call as call_and_wait
 from treering.sync_async import lent
 from treering.threads.head import ThreadMoved
@@ -85,9 +88,6 @@ if TYPE_CHECKING:
     from treering.runs.run import Run
     from treering.runs.span import RunNode, Span
     from treering.store import Store
-
-RUN_KEY: Final = "treering.agent"
-"""The state value of a thread that describes an unfinished run."""
 
 OnError = Literal["tell", "raise"]
 """What to do with an error in a tool call: tell the model, or end the run with it."""
@@ -154,6 +154,7 @@ class AgentRun:
         self._messages: list[Message] = []
         self._state: dict[str, Any] = {"todos": [], "files": {}}
         self._asked_about: dict[str, str] = {}
+        self._origin: tuple[str | None, int | None] = (None, None)
         self._resumed: Mapping[str, Any] = {}
         self._checkpoint: Any = None
         self._loaded_count = 0
@@ -168,6 +169,11 @@ class AgentRun:
         self._recorder.begin(self._attempt, resumes=None if self._attempt == self._id else self._id)
         try:
             interrupt = yield from self._work()
+        except RunCancelled:
+            self._outcome = CANCELLED
+            if self._has_unsaved:
+                yield from self._save(CANCELLED)
+            raise
         except Exception as error:
             if self._has_progress and not isinstance(error, ThreadMoved):
                 yield from self._save_and_yield("failed")
@@ -212,6 +218,12 @@ class AgentRun:
             self._budgets.restore(unfinished["tool_calls"])
             self._asked_about = unfinished.get("asked") or {}
             self._effects.ids = dict(unfinished.get("effects") or {})
+            saved_in = unfinished.get("thread", self._thread_id)
+            at = getattr(getattr(self._checkpoint, "record", None), "created_at_us", None)
+            if saved_in != self._thread_id and at is not None:
+                self._origin = (saved_in, at)
+            elif unfinished.get("origin"):
+                self._origin = (unfinished["origin"][0], unfinished["origin"][1])
 
     def _is_decided(self, pending: Any) -> LoopSteps:
         """Whether nothing is pending, or only an effect that somebody has decided about elsewhere."""
@@ -222,6 +234,8 @@ class AgentRun:
 
     def _work(self) -> LoopSteps:
         """Run all iterations; return the interrupt that stopped them, or ``None`` when the model is done."""
+        if self._attempt != self._id and (yield from self._is_cancelled()):
+            yield from self._drop_calls()
         interrupt = yield from self._run_tools()
         if interrupt is not None:
             return interrupt
@@ -230,6 +244,8 @@ class AgentRun:
             if self._iterations == self._config.max_iterations:
                 raise _too_many(self._iterations)
             self._budgets.next_iteration()
+            yield from self._stop_if_cancelled()
+            self._origin = (None, None)
             yield from self._call_model()
             self._iterations += 1
             if not pending_calls(self._messages):
@@ -237,6 +253,34 @@ class AgentRun:
             interrupt = yield from self._run_tools()
             if interrupt is not None:
                 return interrupt
+
+    def _is_cancelled(self) -> LoopSteps:
+        """Whether somebody has cancelled the run; a store that cannot tell stops nobody."""
+        store = self._config.conversations.store
+        if store is None or not self._config.record:
+            return False
+        try:
+            return (yield Call(store.runs.is_cancelled, (self._id,)))
+        except TreeringError:
+            return False
+
+    def _stop_if_cancelled(self) -> LoopSteps:
+        if (yield from self._is_cancelled()):
+            raise RunCancelled(
+                f"run {self._id!r} of thread {self._thread_id!r} was cancelled; give a prompt to go on with "
+                "the thread"
+            )
+
+    def _drop_calls(self) -> LoopSteps:
+        """Answer the calls that a cancelled run has left, so that a new prompt can follow them."""
+        if self._prompt is None:
+            yield from self._stop_if_cancelled()
+        for call in pending_calls(self._messages):
+            with suppress(Conflict):  # somebody has decided about it
+                yield from self._effects.abandon(call)
+            text = "the call was not made: the run was cancelled"
+            self._add([result_message(call, text, is_error=True)])
+            self._effects.ids.pop(call.id, None)
 
     def _take_prompt(self) -> None:
         if self._prompt is not None:
@@ -282,7 +326,8 @@ class AgentRun:
             yield from self._plan(calls, always=True)
             yield from self._events_of_save(*events)
         else:
-            yield from self._plan(calls)
+            asked = (self._config.tools.get(call.name) for call in calls)
+            yield from self._plan(calls, always=any(tool is not None and tool.is_agent for tool in asked))
             yield from events
 
     def _plan(self, calls: list[ToolCall], *, always: bool = False) -> LoopSteps:
@@ -315,6 +360,7 @@ class AgentRun:
         calls = pending_calls(self._messages)
         yield from self._plan(calls)
         for call in calls:
+            yield from self._stop_if_cancelled()
             try:
                 made = yield from self._make_call(call)
             except _CallRefused as refused:
@@ -359,6 +405,11 @@ class AgentRun:
             if edited is not None:
                 call = msgspec.structs.replace(call, arguments=edited)
         outcome = yield from self._run_tool(tool, call, attempt, edited)
+        if isinstance(outcome, Interrupted):
+            self._outcome = "interrupted"
+            yield from self._save_and_yield("interrupted")
+            yield AgentEvent(kind="interrupt", call=call, interrupt=outcome.pending)
+            return outcome
         return (yield from self._interrupt(call, outcome)) if isinstance(outcome, Effect) else (call, outcome)
 
     def _add(self, messages: list[Message]) -> None:
@@ -443,7 +494,7 @@ class AgentRun:
         """Make a call and return its outcome, which is stored first if the call is an effect.
 
         If another process has begun the effect meanwhile, return its outcome, or the effect if that is
-        unknown.
+        unknown; and what a sub-agent waits for.
         """
         context = self._context(call)
         called = intercept_tool(call.name, tool.caller(context), _arguments, once=tool.is_marked_once)
@@ -458,6 +509,12 @@ class AgentRun:
             self._budgets.spend(call.name)
             self._recorder.start_tool(call)
             outcome = Recorded(result_text((yield Call(self._recorder.wrap(make), (call,)))), is_error=False)
+        except SubAgentWaits as waits:
+            yield from leave(attempt, waits)
+            self._recorder.end_tool(str(waits), is_error=False)
+            return Interrupted(waits.pending)
+        except EffectRunning:  # another process makes this call, and stores its result in the thread
+            raise
         except Exception as error:
             if self._config.on_tool_error == "raise":
                 yield from leave(attempt, error)
@@ -481,6 +538,8 @@ class AgentRun:
             state=self._state,
             call=call,
             idempotency_key=None if call is None else self._effects.key(call, self._id),
+            forked_from=self._origin[0],
+            forked_at_us=self._origin[1],
         )
 
     def _save_and_yield(self, status: str, *events: AgentEvent, pending: Any = None) -> LoopSteps:
@@ -507,6 +566,8 @@ class AgentRun:
             state[RUN_KEY] = {
                 "run": self._id,
                 "agent": self._config.name,
+                "thread": self._thread_id,
+                "origin": self._origin,
                 "tool_calls": counters,
                 "asked": self._asked_about,
                 "effects": self._effects.ids,

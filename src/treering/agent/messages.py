@@ -312,6 +312,9 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     state: dict[str, Any]
     call: ToolCall | None = None
     idempotency_key: str | None = None
+    forked_from: str | None = None
+    """The thread that this one was forked from in the middle of the run, at ``forked_at_us``."""
+    forked_at_us: int | None = None
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

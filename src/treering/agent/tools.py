@@ -59,6 +59,8 @@ class Tool:
         self.is_marked_once = replay in ("once", "ask")
         """Whether it was declared to have effects that must not be repeated, not even when a run is made
         again elsewhere (`treering.replays.rerun`)."""
+        self.is_agent = False
+        """Whether its calls run another agent, which is found again only if the call is stored first."""
         self._probe: Callable[..., Any] | None = None
         self._signature = _Signature.read(function, self.name)
         self.parameters: dict[str, Any] = (

@@ -1,7 +1,7 @@
 """Commands about runs: what they did, and what they cost.
 
-``treering runs``, ``timeline``, ``replay``, ``compare``, ``search``, ``tail``, ``cost``, ``performance``,
-``growth``.
+``treering runs``, ``tree``, ``cancel``, ``timeline``, ``replay``, ``compare``, ``search``, ``tail``,
+``cost``, ``performance``, ``growth``.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _MAX_LINE: Final = 100
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (runs, timeline, replay, compare, search, tail, cost, performance, growth):
+    for command in (runs, tree, cancel, timeline, replay, compare, search, tail, cost, performance, growth):
         app.command()(command)
 
 
@@ -114,6 +114,69 @@ def runs(
     ]
     values = [{**plain(info), "cost": plain(costs[info.id])} for info in infos]
     show(values, rows(table) if infos else ["no runs"], as_json=as_json)
+
+
+@takes_store
+def tree(
+    run: RunArgument,
+    *,
+    place: StorePlace,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a run with its sub-agents, attempts and costs.
+
+    Examples:
+        treering tree last
+        treering tree 01m7npw --json
+    """
+    from treering.core.ids import short_ids
+    from treering.runs.cost import format_cost
+
+    with place.existing() as opened:
+        found = opened.runs.tree(run_id(opened, run))
+    nodes = list(found.each())
+    ids = short_ids(each.run.id for _, each in nodes)
+    table = [("RUN", "AGENT", "STATUS", "ATTEMPTS", "OWN", "TOTAL", "THREAD")]
+    table += [
+        (
+            "  " * depth + clean(ids[each.run.id]),
+            clean(each.run.agent or ""),
+            status_text(each.status),
+            str(len(each.attempts)),
+            format_cost(each.own),
+            format_cost(each.total),
+            clean(each.run.thread or ""),
+        )
+        for depth, each in nodes
+    ]
+    show(found.to_dict(), rows(table), as_json=as_json)
+
+
+@takes_store
+def cancel(
+    run: RunArgument,
+    *,
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="NAME", help="Who cancels [the user of this machine].")
+    ] = None,
+    reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why.")] = None,
+    place: StorePlace,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask a run and its sub-agents to stop.
+
+    Agents of treering stop before their next step. Runs that wait, or whose process is gone, are cancelled
+    at once.
+
+    Examples:
+        treering cancel last --reason "wrong customer"
+    """
+    import getpass
+
+    with place.existing() as opened:
+        asked = opened.runs.cancel(run_id(opened, run), by=by or getpass.getuser(), reason=reason)
+    lines = [f"{clean(each.id)}  {clean(each.agent or '')}  {status_text(each.status)}" for each in asked]
+    show([plain(each) for each in asked], lines or ["nothing to cancel: the run has ended"], as_json=as_json)
 
 
 @takes_store

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from treering.core.content import Address
     from treering.core.engine import Engine
     from treering.core.records import Ref
+    from treering.runs.tree import RunTree
 
 _MAX_SCANNED: Final = 1_000
 """How many runs one page reads before it returns what matched."""
@@ -111,6 +112,28 @@ class Runs:
         if ref is None:
             raise run_not_found(run_id)
         return self._probe().check(ref)
+
+    def tree(self, run_id: str) -> RunTree:
+        """Return a run with all its attempts, and the runs of its sub-agents, with own and total cost."""
+        from treering.runs.tree import run_tree
+
+        return run_tree(self._engine, self._space, self.get(run_id), self._probe().check)
+
+    def cancel(self, run_id: str, *, by: str | None = None, reason: str | None = None) -> list[RunInfo]:
+        """Ask a run and everything below it to stop; return the runs that had not ended.
+
+        Agents of `treering.agent` stop before their next step; other code asks `is_cancelled`. Runs that
+        wait for a person, or whose process is gone, are ``cancelled`` at once.
+        """
+        from treering.runs.tree import cancel
+
+        return cancel(self._engine, self._space, self.tree(run_id), clock=self._clock, by=by, reason=reason)
+
+    def is_cancelled(self, run_id: str) -> bool:
+        """Whether somebody has asked a run to stop."""
+        from treering.runs.tree import cancellation
+
+        return cancellation(self._engine, self._space, run_id) is not None
 
     def in_namespace(self, namespace: str) -> Runs:
         """Return the runs of another namespace."""

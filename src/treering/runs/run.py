@@ -56,6 +56,11 @@ CRASHED: Final = "crashed"
 """The status of a run whose processes all died before it ended; see `treering.runs.listing`."""
 UNFINISHED: Final = "unfinished"
 """The status of a run that no process keeps alive and that went quiet before its end was seen."""
+INTERRUPTED: Final = "interrupted"
+"""The status of a run that waits for a person."""
+CANCELLED: Final = "cancelled"
+TREE: Final = "run-tree/"
+"""Prefix of the refs that link a run to its children, and to further attempts of it."""
 QUIET_SECONDS: Final = 900.0
 """A run that no process keeps alive is unfinished when nothing was stored of it for so long."""
 _LISTED: Final = ":listed"
@@ -78,6 +83,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     project_id: int | None = None
     meta: dict[str, Any] = {}
     tags: tuple[str, ...] = ()
+    parent: str | None = None
+    """The run that started this one, if one did."""
 
     @property
     def started_at(self) -> str:
@@ -206,6 +213,18 @@ def tag_listing(tag: str, namespace: str, at_us: int | None = None) -> Listing:
     return Listing(list=TAGS + tag, namespace=namespace, at_us=at_us)
 
 
+def tree_link(run_id: str, kind: str, other: str) -> str:
+    """Return the name of the ref that links a run to a ``child`` or a further ``attempt``."""
+    return f"{TREE}{namespace_prefix(run_id)}{kind}/{other}"
+
+
+def write_links(draft: Draft, info: RunInfo) -> None:
+    """Link a run to the one that started it, and to the attempt that it goes on from."""
+    for kind, other in (("child", info.parent), ("attempt", info.meta.get("resumes"))):
+        if isinstance(other, str) and other and other != info.id:
+            draft.set_ref(tree_link(other, kind, info.id), info.id.encode(), scope=info.scope)
+
+
 def write_end(draft: Draft, info: RunInfo) -> None:
     """Write the row of an ended run in its timeline. The last one that is written counts.
 
@@ -257,9 +276,13 @@ class Run(RunNode):
         project_id: int | None,
         meta: Mapping[str, Any] | None,
         tags: tuple[str, ...],
+        parent: str | None = None,
         gate: CallGate | None = None,
         readers: RunReaders | None = None,
     ) -> None:
+        node = current_node.get()
+        if parent is None and node is not None and node.context.sink is sink:
+            parent = node.run_id
         info = RunInfo(
             id=new_id() if id is None else check_id(id, "run id"),
             agent=agent,
@@ -270,6 +293,7 @@ class Run(RunNode):
             project_id=project_id,
             meta=dict(meta or {}),
             tags=tags,
+            parent=parent if parent is None else check_id(parent, "id of the parent run"),
         )
         self._info = validate_run(info)  # fail here, and not later in the recorder's thread
         super().__init__(RunContext(sink, clock, run_writer(self._info), gate=gate), info.id, agent)
@@ -342,6 +366,7 @@ class Run(RunNode):
 
     def _write_start(self, draft: Draft) -> None:
         write_listing(draft, self._info)
+        write_links(draft, self._info)
         if self._info.ended_at_us is None:  # otherwise `_write_end`, which is queued behind this, does it
             write_ref(draft, self._info)
 

@@ -32,6 +32,7 @@ from treering.runs.prices import EUR
 from treering.runs.run import RunInfo
 from treering.runs.search import MAX_HITS, SearchResult
 from treering.runs.timeline import MAX_EVENTS, TimelineFilter, page_to_dict, timeline_report
+from treering.runs.tree import RunTree
 from treering.server.endpoints import Call, endpoint
 from treering.store import Store
 from treering.threads.directory import saved_threads
@@ -95,6 +96,54 @@ class RunList(Struct, frozen=True, kw_only=True):
     next_cursor: str | None
     unreadable: tuple[Unreadable, ...] = ()
     """Entries that are left out, because they cannot be read."""
+
+
+class AttemptLine(Struct, frozen=True, kw_only=True):
+    """A run of a tree, without its cost."""
+
+    id: str
+    agent: str | None
+    thread: str | None
+    status: str
+    started_at: str
+
+
+class TreeCost(Struct, frozen=True, kw_only=True):
+    """What a run, or everything below it, has cost."""
+
+    tokens: int
+    cost: tuple[Money, ...]
+    unpriced_tokens: int
+
+
+class TreeLine(Struct, frozen=True, kw_only=True):
+    """A run with all its attempts (it was resumed by the later ones), and the runs that it started."""
+
+    id: str
+    agent: str | None
+    thread: str | None
+    namespace: str
+    status: str
+    """That of the last attempt."""
+    is_cancelled: bool
+    is_over: bool
+    attempts: tuple[AttemptLine, ...]
+    own: TreeCost
+    total: TreeCost
+    children: tuple[TreeLine, ...]
+
+
+class CancelBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who cancels a run, and why."""
+
+    by: str | None = None
+    reason: str | None = None
+
+
+class Cancelled(Struct, frozen=True, kw_only=True):
+    """The runs that had not ended: those that wait or whose process is gone are ``cancelled``."""
+
+    runs: tuple[AttemptLine, ...]
 
 
 class SpansQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -315,6 +364,20 @@ def get_run(call: Call[None, None]) -> RunLine:
         return _legacy_line(info, store.legacy.cost(run_id))
 
 
+@endpoint("GET", "/runs/{id}/tree", tag="runs")
+def get_tree(call: Call[None, None]) -> TreeLine:
+    """Return a run with its attempts and the runs of its sub-agents, with own and total cost."""
+    return _tree_line(call.store.runs.tree(call.path["id"]))
+
+
+@endpoint("POST", "/runs/{id}/cancel", tag="runs")
+def cancel_run(call: Call[None, CancelBody]) -> Cancelled:
+    """Ask a run and everything below it to stop; return the runs that had not ended."""
+    by = call.access.speaks_as(call.body.by)
+    asked = call.store.runs.cancel(call.path["id"], by=by, reason=call.body.reason)
+    return Cancelled(runs=tuple(_line_of_attempt(each) for each in asked))
+
+
 @endpoint("GET", "/runs/{id}/spans", tag="runs")
 def list_spans(call: Call[SpansQuery, None]) -> SpanList:
     """List the spans, messages and other records of a run, by start, without their content."""
@@ -468,6 +531,8 @@ def get_performance(call: Call[PerformanceQuery, None]) -> PerformanceReport:
 ENDPOINTS: Final = (
     list_runs,
     get_run,
+    get_tree,
+    cancel_run,
     list_spans,
     get_span,
     compare_runs,
@@ -480,6 +545,33 @@ ENDPOINTS: Final = (
     get_costs,
     get_performance,
 )
+
+
+def _tree_line(tree: RunTree) -> TreeLine:
+    run = tree.run
+    return TreeLine(
+        id=run.id,
+        agent=run.agent,
+        thread=run.thread,
+        namespace=run.namespace,
+        status=tree.status,
+        is_cancelled=tree.is_cancelled,
+        is_over=tree.is_over,
+        attempts=tuple(map(_line_of_attempt, tree.attempts)),
+        own=_tree_cost(tree.own),
+        total=_tree_cost(tree.total),
+        children=tuple(map(_tree_line, tree.children)),
+    )
+
+
+def _tree_cost(cost: Cost) -> TreeCost:
+    return TreeCost(tokens=cost.tokens, cost=money(cost.nanos), unpriced_tokens=cost.unpriced_tokens)
+
+
+def _line_of_attempt(run: RunInfo) -> AttemptLine:
+    return AttemptLine(
+        id=run.id, agent=run.agent, thread=run.thread, status=run.status, started_at=run.started_at
+    )
 
 
 def _run_lines(store: Store, runs: Sequence[RunInfo]) -> tuple[RunLine, ...]:
