@@ -470,10 +470,11 @@ class SimulatedWorker(Actor):
 
     def finish(self) -> None:
         """Run everything that is due."""
-        for _ in range(20):
+        for _ in range(300):
             self.step()
-        while self._jobs.waiting:
-            self.step()
+            tasks = self.store.schedules.list_tasks()
+            if not self._jobs.waiting and not any(task.open_occurrences for task in tasks):
+                return
 
     @staticmethod
     def check(store: Store, model: Model) -> None:

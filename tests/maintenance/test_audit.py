@@ -17,12 +17,16 @@ import pytest
 
 import treering
 from treering.core.batch import Draft
-from treering.core.content import Content
+from treering.core.clock import ManualClock
+from treering.core.content import Content, list_address
 from treering.core.digests import batch_leaf, event_form, leaf, merkle_root
 from treering.core.records import CommitRow, EventRow, Slice
-from treering.errors import Corrupt, InvalidInput, NotFound
+from treering.core.retention import Keep
+from treering.errors import Conflict, Corrupt, Forbidden, InvalidInput, NotFound
 from treering.maintenance import check_proof
-from treering.maintenance.audit import AuditReport, Seal, new_key, parse_seal
+from treering.maintenance.audit import SEAL_REF, Audit, AuditReport, Seal, new_key, parse_seal
+from treering.server.auth import Access
+from treering.server.permissions import check_batch
 from treering.store import Store
 from treering.testing import batches
 
@@ -37,7 +41,8 @@ def work(store: Store, *names: str) -> None:
         draft.event(batches.event(id=name, scope=f"/thread/{name}", data=b'{"n":%d}' % at, body=body))
         draft.event(batches.event(id=f"{name}-2", scope=f"/thread/{name}", data=b'{"n":0}'))
         draft.append(f"list-{name}", Content("text", name.encode()), scope=f"/thread/{name}", at=0)
-        draft.set_ref(f"ref-{name}", name.encode(), scope=f"/thread/{name}")
+        links = (list_address(f"list-{name}"),)
+        draft.set_ref(f"ref-{name}", name.encode(), scope=f"/thread/{name}", links=links)
         store.commit(draft)
 
 
@@ -100,6 +105,38 @@ def test_a_seal_of_another_namespace_is_refused(store):
     seal = store.audit.seal()
     with pytest.raises(InvalidInput, match="namespace"):
         store.in_namespace("other").audit.verify([seal])
+
+
+def test_nobody_can_take_the_number_of_a_seal(store):
+    """Whoever may write chooses the ids of batches and events; those of seals cannot be guessed."""
+    for number in range(1, 4):
+        draft = store.draft(f"seal-{number}")
+        draft.event(batches.event(id=f"seal-{number}"))
+        store.commit(draft)
+    first = store.audit.seal()
+    assert first.commits == 3
+    work(store, "a")
+    assert store.audit.seal().number == 2
+    change = Draft(store.space)
+    change.set_ref(SEAL_REF, b"{}", scope="/thread/x")
+    with pytest.raises(Forbidden, match="maintenance"):
+        check_batch(Access(project="default", scope="write", name="agent"), change.batch())
+
+
+def test_of_two_processes_that_seal_at_once_one_succeeds(tmp_path):
+    class Racing(ManualClock):
+        def now_us(self) -> int:
+            if not seals:
+                seals.append(Audit(store.engine, store.space, clock=ManualClock()).seal())
+            return super().now_us()
+
+    seals: list[Seal] = []
+    with treering.open(tmp_path / "store", durability="fast") as store:
+        work(store, "a")
+        with pytest.raises(Conflict, match="seal again"):
+            Audit(store.engine, store.space, clock=Racing()).seal()
+        assert [seal.hash for seal in store.audit.seals()] == [seal.hash for seal in seals]
+        assert store.audit.verify(seals).ok
 
 
 # An operator who rewrites everything: rows, checksums, leaves and digests fit together again.
@@ -261,6 +298,50 @@ def test_a_lost_seal_is_noticed(history):
     assert ("seal", "seal 1") in found(other.audit.verify([seal]))
 
 
+@pytest.mark.parametrize("fields", [{"after_seq": 7}, {"previous": "0" * 64}, {"number": 3}])
+def test_a_gap_between_seals_is_noticed(history, fields):
+    """A seal that does not begin where the one before it ended leaves something out."""
+    store, seal = history
+    work(store, "d")
+    forged = msgspec.structs.replace(store.audit.seal().header(), **fields)
+
+    def forge(row: EventRow) -> EventRow:
+        if row.record.event.kind == "seal" and b'"number":2' in row.record.event.data:
+            return edited(row, data=msgspec.json.encode(forged))
+        return row
+
+    other = forged_events(store, lambda rows: [forge(row) for row in rows])
+    assert any(kind == "seal" for kind, _ in found(other.audit.verify([seal])))
+
+
+def test_seals_that_are_no_seals_are_reported(history):
+    store, seal = history
+    entry = msgspec.structs.replace(seal.entries[0], event=("no hash",))
+    for odd in (
+        msgspec.structs.replace(seal, entries=(entry,)),
+        msgspec.structs.replace(seal, key="no key", signature="none"),
+        msgspec.structs.replace(seal, root="", number=-1),
+    ):
+        report = store.audit.verify([odd])
+        assert not report.ok
+        assert any(kind == "seal" for kind, _ in found(report))
+
+
+KEYS = {"body": "key", "item": "key", "list": "no", "ref": "name", "event": "id", "commits": "no"}
+
+
+@pytest.mark.parametrize("table", KEYS)
+def test_a_row_that_an_operator_deletes_is_not_taken_for_an_erased_one(tmp_path, table):
+    key = KEYS[table]
+    with treering.open(tmp_path / "store", durability="fast") as store:
+        work(store, "a", "b")
+        seal = store.audit.seal()
+    with closing(sqlite3.connect(tmp_path / "store" / "treering.db")) as connection, connection:
+        connection.execute(f"DELETE FROM {table} WHERE {key} = (SELECT min({key}) FROM {table})")
+    with treering.open(tmp_path / "store") as store:
+        assert not store.audit.verify([seal]).ok
+
+
 def test_a_store_that_lost_its_newest_commits_is_noticed(history, tmp_path):
     store, _ = history
     work(store, "d")
@@ -296,6 +377,21 @@ def test_erased_rows_are_known_to_be_erased_and_other_proofs_hold(store):
         store.audit.prove(SECRET)
     assert SECRET.encode() not in seal.to_json() + proof.to_json()
     assert store.audit.export(1) == seal
+
+
+def test_what_retention_drops_counts_as_erased(store):
+    thread = store.thread("t")
+    checkpoints = [
+        thread.append({"role": "user", "content": SECRET if at < 5 else "kept"}) for at in range(6)
+    ]
+    seal = store.audit.seal()
+    proof = store.audit.prove(checkpoints[-1].id)
+    store.gc(keep=Keep(last=1), grace_seconds=0)
+    report = store.audit.verify([seal])
+    assert (report.ok, report.erased) == (True, 5)
+    assert store.audit.prove(checkpoints[-1].id) == proof
+    assert store.audit.export(1) == seal
+    assert store.audit.verify([seal, store.audit.seal()]).ok
 
 
 def test_an_erased_row_cannot_be_replaced_by_another(history):

@@ -12,6 +12,7 @@ import re
 import socket
 import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -276,7 +277,7 @@ def test_a_malformed_body_is_the_fault_of_the_client(client, name):
 @pytest.mark.parametrize("name", ["get", "refs", "missing"])
 def test_a_remote_call_with_too_many_names_is_refused(client, name):
     (field,) = protocol.METHODS[name].args.__struct_fields__
-    count = 10 * MB
+    count = MB
     body = b"\x81" + msgspec.msgpack.encode(field) + b"\xdd" + count.to_bytes(4, "big") + b"\xa0" * count
     answer = client.post(f"/gateway/{name}", content=protocol.frame(1, body), headers=GATEWAY)
     assert answer.status_code == 422
@@ -452,3 +453,91 @@ def test_many_contents_are_read_for_a_client_as_it_takes_them(sparse):
                 break
     assert received > 100 << 20
     assert peak_bytes(served) < 500 * MB
+
+
+def message(field: str, first: bytes, value: bytes, count: int) -> bytes:
+    """A compressed commit of one batch in which a field holds the same value very often."""
+    start = b"\x81" + msgspec.msgpack.encode("batches")
+    if field != "batches":
+        own = map(msgspec.msgpack.encode, ("id", "a", "space", "b", field))
+        start += b"\x91\x83" + b"".join(own)
+    return protocol.frame(protocol.MESSAGE, start + first + count.to_bytes(4, "big") + value * count)
+
+
+EVENT = msgspec.msgpack.encode({"id": "a", "kind": "k", "ts_us": 1, "scope": "s"})
+BATCH = msgspec.msgpack.encode({"id": "a", "space": "b"})
+FRAMES = {
+    "millions of batches": message("batches", b"\xdd", BATCH, 4 * MB),
+    "thousands of batches": message("batches", b"\xdd", BATCH, protocol.MAX_BATCHES + 1),
+    "millions of events": message("events", b"\xdd", EVENT, MB),
+    "values that nobody knows": message("unknown", b"\xdd", b"\xc0", 50 * MB),
+    "a length that nothing follows": message("events", b"\xdd", b"", 4_000_000_000),
+    "a map that nothing follows": message("objects", b"\xdf", b"", 4_000_000_000),
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_small_frame_cannot_make_the_server_work_for_long(victim, client, name):
+    answers: list[httpx.Response] = []
+    sender = threading.Thread(
+        target=lambda: answers.append(client.post("/gateway/commit", content=FRAMES[name], headers=GATEWAY))
+    )
+    assert len(FRAMES[name]) < 20_000
+    with httpx.Client(base_url=victim.url, timeout=PATIENCE) as other:
+        sender.start()
+        while sender.is_alive():
+            assert other.get("/healthz").status_code == 200
+        sender.join()
+    assert answers[0].status_code in {413, 422}, answers[0].text
+    assert peak_bytes(victim) < 500 * MB
+
+
+@pytest.mark.parametrize(
+    "data", [None, True, 5, -5, 300, 1 << 40, 1.5, "x", "x" * 40, "x" * 70_000, b"", b"x" * 300]
+)
+def test_values_of_messages_are_counted_without_decoding_them(monkeypatch, data):
+    ext = msgspec.msgpack.Ext(5, b"x" * 300)
+    given = msgspec.msgpack.encode({"a": [data] * 20, "b": {"c": data, "d": ext}})
+    for most, is_fine in ((29, True), (28, False)):
+        monkeypatch.setattr(protocol, "MAX_VALUES", most)
+        if is_fine:
+            protocol.check_values(given)
+        else:
+            with pytest.raises(TooLarge):
+                protocol.check_values(given)
+
+
+@pytest.mark.parametrize("how", ["gzip", "chunked", "gateway"])
+def test_many_large_bodies_take_turns(tmp_path, how):
+    """Each of 20 requests may take tens of megabytes, and all of them together not much more."""
+    body = b'{"value":"' + b"x" * 10 * MB  # without an end, so that nothing is stored
+    packed = gzip.compress(body, 1)
+    framed = protocol.frame(protocol.MESSAGE, msgspec.msgpack.encode({"batches": [], "x": body}))
+
+    def send(number: int) -> int:
+        with httpx.Client(base_url=served.url, timeout=PATIENCE) as one:
+            if how == "gzip":
+                return one.put(f"/state/{number}", content=packed, headers=GZIP).status_code
+            if how == "gateway":
+                return one.post("/gateway/commit", content=framed, headers=GATEWAY).status_code
+            pieces = (body[start : start + MB] for start in range(0, len(body), MB))
+            return one.put(f"/state/{number}", content=pieces, headers=JSON).status_code
+
+    with Server(tmp_path / "store") as served:
+        before = peak_bytes(served)
+        with ThreadPoolExecutor(20) as pool:
+            assert set(pool.map(send, range(20))) == {200 if how == "gateway" else 422}
+        assert peak_bytes(served) - before < 250 * MB
+
+
+@pytest.mark.parametrize("path", ["/state/k", "/v1/traces", "/gateway/commit"])
+def test_what_is_refused_is_not_kept(tmp_path, path):
+    """An error refers to the body that it is about: no body waits for the next garbage collection."""
+    headers = GZIP | GATEWAY
+    body = gzip.compress(b'{"value":"' + b"x" * 10 * MB, 1)
+    with Server(tmp_path / "store") as served, httpx.Client(base_url=served.url, timeout=PATIENCE) as one:
+        before = peak_bytes(served)
+        for _ in range(20):
+            method = "PUT" if path.startswith("/state") else "POST"
+            assert one.request(method, path, content=body, headers=headers).status_code in {400, 413, 422}
+        assert peak_bytes(served) - before < 120 * MB

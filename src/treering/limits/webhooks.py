@@ -267,13 +267,18 @@ def _is_allowed(address: str, allowed: list[_Network]) -> bool:
     whole = ipaddress.ip_address(address)
     mapped = None if isinstance(whole, ipaddress.IPv4Address) else whole.ipv4_mapped
     every = [mapped] if mapped is not None else [whole, *_embedded(whole)]
-    return all(
-        any(each in network for network in allowed)
-        or (each.is_global and not each.is_multicast and not each.is_reserved)
-        for each in every
-    )
+    return all(any(each in network for network in allowed) or _is_public(each) for each in every)
 
 
+def _is_public(address: _Ip) -> bool:
+    if isinstance(address, ipaddress.IPv6Address) and address.is_site_local:
+        return False
+    is_usual = address.is_global and not address.is_multicast and not address.is_reserved
+    return is_usual and str(address) != _AZURE
+
+
+_AZURE: Final = "168.63.129.16"
+"""Looks public; on a machine of Azure it is the platform itself, which hands out its configuration."""
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 

@@ -25,22 +25,22 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from treering.core.batch import Draft, Event
+from treering.core.batch import ABSENT, Draft, Event, Expect
 from treering.core.clock import Clock
 from treering.core.digests import batch_leaf, event_form, merkle_path, merkle_root
 from treering.core.encoding import encode_json
 from treering.core.engine import Engine
 from treering.core.ids import MAINTENANCE_SCOPE
 from treering.core.query import EventQuery, each_record
-from treering.core.records import CommitDigest, Problem
-from treering.errors import Conflict, Corrupt, InvalidInput, MissingExtra, NotFound
+from treering.core.records import CommitDigest, Problem, Record
+from treering.errors import Conflict, Corrupt, InvalidInput, MissingExtra, NotFound, RefMoved
 from treering.maintenance import check_proof
 
 SEAL: Final = "seal"
 """The kind of the events that hold seals."""
 
-_BATCH: Final = "seal-"
-"""Begins the id of the batch that writes a seal; the number follows, so that no number is given twice."""
+SEAL_REF: Final = "audit/seal"
+"""Names the newest seal. Each seal replaces it, so that no number is given twice."""
 _PAGE: Final = 500
 _SHOWN: Final = 1000
 _SECOND_US: Final = 1_000_000
@@ -153,11 +153,14 @@ class Audit:
             min_commits: Do nothing, and return ``None``, while there are fewer commits than this.
             max_age_seconds: Seal all the same once the oldest of them is older than this.
         """
-        previous = self.last()
+        ref = self._engine.refs(self._space, [SEAL_REF]).get(SEAL_REF)
+        record = self._last_record()
+        previous = None if record is None else _decoded(record.event)
         after_seq = 0 if previous is None else previous.to_seq
         commits = list(self._commits(after_seq))
         # The last seal is one of them, and alone it is no reason for another.
-        new = [commit for commit in commits if not commit.batch.startswith(_BATCH)]
+        written_at = 0 if record is None else record.seq
+        new = [commit for commit in commits if not commit.first_seq <= written_at <= commit.last_seq]
         if not new or not self._is_due(new, min_commits, max_age_seconds):
             return None
         for commit in commits:
@@ -175,7 +178,7 @@ class Audit:
         )
         if key is not None:
             seal = _signed(seal, key)
-        self._record(seal)
+        self._record(seal, expect=ABSENT if ref is None else ref.version)
         return msgspec.structs.replace(seal, entries=entries)
 
     def seals(self) -> list[Seal]:
@@ -185,9 +188,8 @@ class Audit:
 
     def last(self) -> Seal | None:
         """Return the newest seal, without its list of commits."""
-        query = EventQuery(scope=MAINTENANCE_SCOPE, kinds=(SEAL,), newest_first=True)
-        records = self._engine.scan(self._space, query, limit=1).records
-        return _decoded(records[0].event) if records else None
+        record = self._last_record()
+        return None if record is None else _decoded(record.event)
 
     def export(self, number: int) -> Seal:
         """Return a seal with the list of its commits, as they are now, to publish it again."""
@@ -254,7 +256,10 @@ class Audit:
                     f"seal {seal.number} is of namespace {seal.namespace!r}, not {self._space!r}"
                 )
             findings += _own_findings(seal, key)
-        own = {seal.number: seal for seal in self.seals()}
+        own: dict[int, Seal] = {}
+        for seal in self.seals():
+            if own.setdefault(seal.number, seal).hash != seal.hash:
+                findings.append(_of_seal(seal.number, "the journal has two of them"))
         findings += _chain(own, published)
         trusted = {seal.number: seal for seal in (*own.values(), *published)}
         commits = erased = to_seq = 0
@@ -300,9 +305,14 @@ class Audit:
         age_us = self._clock.now_us() - commits[0].committed_at_us
         return max_age_seconds is not None and age_us >= max_age_seconds * _SECOND_US
 
-    def _record(self, seal: Seal) -> None:
+    def _last_record(self) -> Record | None:
+        query = EventQuery(scope=MAINTENANCE_SCOPE, kinds=(SEAL,), newest_first=True)
+        records = self._engine.scan(self._space, query, limit=1).records
+        return records[0] if records else None
+
+    def _record(self, seal: Seal, *, expect: Expect) -> None:
         """Write the seal to the journal, unless another process has written one since."""
-        draft = Draft(self._space, id=f"{_BATCH}{seal.number}")
+        draft = Draft(self._space)
         draft.event(
             Event(
                 id=draft.id,
@@ -312,10 +322,12 @@ class Audit:
                 data=encode_json(seal.to_dict()),
             )
         )
-        self._engine.commit(draft.batch())
-        stored = self.last()
-        if stored is None or stored.hash != seal.hash:
-            raise Conflict(f"another process has written seal {seal.number}; seal again")
+        value = encode_json({"seal": seal.number, "event": draft.id})
+        draft.set_ref(SEAL_REF, value, scope=MAINTENANCE_SCOPE, expect=expect)
+        try:
+            self._engine.commit(draft.batch())
+        except RefMoved:
+            raise Conflict(f"another process has written seal {seal.number}; seal again") from None
 
 
 def parse_seal(given: Seal | dict[str, Any] | bytes) -> Seal:
@@ -442,8 +454,8 @@ def _own_findings(seal: Seal, key: str | None) -> list[Finding]:
             _cryptography()
         check_proof.check_signature(plain, key)
         check_proof.check_entries(plain)
-    except check_proof.Wrong as error:
-        return [Finding(kind="seal", what=f"seal {seal.number}", detail=str(error))]
+    except (check_proof.Wrong, TypeError, ValueError) as error:
+        return [_of_seal(seal.number, str(error))]
     return []
 
 
@@ -459,8 +471,16 @@ def _chain(own: dict[int, Seal], published: Sequence[Seal]) -> list[Finding]:
     for number in range(1, max(own, default=0) + 1):
         if number not in own:
             found.append(_of_seal(number, "it is missing from the journal"))
-        elif number > 1 and number - 1 in own and own[number].previous != own[number - 1].hash:
-            found.append(_of_seal(number, f"it does not continue seal {number - 1}, as that is now"))
+        elif number - 1 in own or number == 1:
+            before = own.get(number - 1)
+            expected = (None, 0) if before is None else (before.hash, before.to_seq)
+            if (own[number].previous, own[number].after_seq) != expected:
+                what = (
+                    "it is not the beginning"
+                    if before is None
+                    else f"it does not continue seal {number - 1}, as that is now"
+                )
+                found.append(_of_seal(number, what))
     return found
 
 

@@ -37,7 +37,9 @@ from treering.errors import InvalidInput, TreeringError
 from treering.server.auth import Access, Gate, Permission, Scope
 from treering.server.http import (
     MEDIA_TYPE,
+    LargeBodies,
     Problem,
+    clear_frames,
     parse_json,
     problem_response,
     read_body,
@@ -134,6 +136,7 @@ class ServerState:
         self.gate = Gate(store.engine, settings, clock=store.clock)
         self.metrics = Metrics()
         self.streams = Streams(store.engine)
+        self.large_bodies = LargeBodies()
 
 
 def endpoint(
@@ -199,14 +202,23 @@ def dispatcher(endpoint: Endpoint, state: ServerState) -> Callable[[Request], Aw
             response = await _respond(request)
         except TreeringError as error:
             response = respond(error)
+            clear_frames(error)
         except Exception as error:  # noqa: BLE001 - the last handler before the client
             response = respond_unexpected(error, f"{endpoint.method} {endpoint.path}")
+            clear_frames(error)
         state.metrics.count(endpoint.method, endpoint.path, response.status_code, time.perf_counter() - start)
         return response
 
     async def _respond(request: Request) -> Response:
         access = state.gate.admit_cached(request) or await to_thread.run_sync(state.gate.admit, request)
         access.check(endpoint.scope)
+        request.state.turn = turn = state.large_bodies.turn(access.name)
+        try:
+            return await _handle(request, access)
+        finally:
+            turn.end()
+
+    async def _handle(request: Request, access: Access) -> Response:
         call = Call[Any, Any](
             store=state.projects.store(access.project),
             access=access,

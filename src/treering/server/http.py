@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import traceback
 import zlib
 from typing import Any, Final
 
@@ -40,6 +41,12 @@ MAX_MEMBERS: Final = 1024
 """How many gzip members a body may consist of: as many as bgzip makes of 64 MB."""
 MAX_VALUES: Final = 500_000
 """How many values a JSON body may have: parsing holds Python's global lock, so many would stop the server."""
+LARGE_BYTES: Final = 1024 * 1024
+"""A body of this size, as sent or decompressed, waits for its turn."""
+LARGE_AT_ONCE: Final = 4
+"""How many large bodies a caller may send at once, and how many are processed at once in all."""
+_DEFLATE_RATIO: Final = 1032
+"""A byte of compressed data becomes at most so many."""
 _PIECE_BYTES: Final = 64 * 1024
 _SCAN_BYTES: Final = 1024 * 1024
 _log: Final = logging.getLogger("treering.server")
@@ -92,6 +99,19 @@ def respond_unexpected(error: Exception, where: str) -> Response:
     return problem_response(500, "Internal server error", f"see the server log for {reference}")
 
 
+def clear_frames(error: BaseException) -> None:
+    """Let go of what the code that raised an error was working on.
+
+    An error that came out of a worker thread is part of a reference cycle, which would keep a large body in
+    memory until the next garbage collection.
+    """
+    each: BaseException | None = error
+    while each is not None:
+        traceback.clear_frames(each.__traceback__)
+        each.__traceback__ = None  # frames that still run cannot be cleared
+        each = each.__context__
+
+
 def problem_response(
     status: int, title: str, detail: str, *, headers: dict[str, str] | None = None
 ) -> Response:
@@ -112,8 +132,52 @@ def _more(error: TreeringError) -> dict[str, Any]:
     return {}
 
 
+class LargeBodies:
+    """Bounds the memory and time that large bodies take together, whoever sends them.
+
+    Only a few are received from each caller at once, so that slow senders keep no others waiting, and only a
+    few are decompressed, parsed and handled at once in all.
+    """
+
+    def __init__(self) -> None:
+        self._processing = asyncio.Semaphore(LARGE_AT_ONCE)
+        self._receiving: dict[str, asyncio.Semaphore] = {}
+
+    def turn(self, caller: str) -> BodyTurn:
+        """Return the turn of a request, which `BodyTurn.end` ends."""
+        receiving = self._receiving.setdefault(caller, asyncio.Semaphore(LARGE_AT_ONCE))
+        return BodyTurn(receiving, self._processing)
+
+
+class BodyTurn:
+    """The turn of one request, taken once its body turns out to be large."""
+
+    def __init__(self, receiving: asyncio.Semaphore, processing: asyncio.Semaphore) -> None:
+        self._steps = (receiving, processing)
+        self._taken = 0
+
+    async def receive(self) -> None:
+        """Wait until a large body may be received."""
+        await self._take(1)
+
+    async def process(self) -> None:
+        """Wait until a large body may be decompressed and parsed."""
+        await self._take(2)
+
+    async def _take(self, steps: int) -> None:
+        for step in self._steps[self._taken : steps]:
+            await step.acquire()
+            self._taken += 1
+
+    def end(self) -> None:
+        """Let others have their turn."""
+        while self._taken:
+            self._taken -= 1
+            self._steps[self._taken].release()
+
+
 async def read_body(request: Request, *, limit: int) -> bytes:
-    """Read the body and decompress it (gzip or deflate).
+    """Read the body and decompress it (gzip or deflate), in the turn of the request if it is large.
 
     Raises:
         TooLarge: It has more than ``limit`` bytes, before or after decompression, or too many gzip members.
@@ -122,6 +186,10 @@ async def read_body(request: Request, *, limit: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
+    turn: BodyTurn = request.state.turn
+    is_large = int(declared) >= LARGE_BYTES if declared.isdigit() else "transfer-encoding" in request.headers
+    if is_large:
+        await turn.receive()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             data = await _receive(request, limit)
@@ -134,11 +202,19 @@ async def read_body(request: Request, *, limit: int) -> bytes:
             f"the request did not arrive within {BODY_SECONDS:.0f} seconds; send it again"
         ) from None
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding in {"", "identity"}:
+    is_plain = encoding in {"", "identity"}
+    if len(data) * (1 if is_plain else _DEFLATE_RATIO) >= LARGE_BYTES:
+        await turn.process()
+    elif is_large:
+        turn.end()
+    if is_plain:
         return data
     if encoding not in {"gzip", "x-gzip", "deflate"}:
         raise InvalidInput(f"unknown content-encoding {encoding[:40]!r}; send gzip, deflate or none")
-    return await to_thread.run_sync(lambda: inflate(data, limit=limit))
+    whole = await to_thread.run_sync(lambda: inflate(data, limit=limit))
+    if len(whole) < LARGE_BYTES:
+        turn.end()
+    return whole
 
 
 async def _receive(request: Request, limit: int) -> bytes:

@@ -214,7 +214,7 @@ class TestWaiting:
         assert len(watching) <= 2
 
     def test_a_stalled_upload_blocks_only_its_own_caller(self, url, opened, keys, monkeypatch):
-        monkeypatch.setattr(routes, "LARGE_BYTES", 1000)
+        monkeypatch.setattr(http, "LARGE_BYTES", 1000)
         host, _, port = url.removeprefix("http://").partition(":")
         token = keys("a")
         head = (
@@ -222,7 +222,7 @@ class TestWaiting:
             f"{protocol.HEADER}: 1\r\ncontent-length: 5000\r\n\r\n"
         ).encode()
         with ExitStack() as stalled:
-            for _ in range(routes.LARGE_AT_ONCE):
+            for _ in range(http.LARGE_AT_ONCE):
                 line = stalled.enter_context(closing(socket.create_connection((host, int(port)))))
                 line.sendall(head + b"x" * 100)
             assert opened(keys("b")).stage("default", [batches.noise(5000)])

@@ -59,6 +59,10 @@ MAX_REQUEST_BYTES: Final = 64 * 1024 * 1024
 MAX_ANSWER_FRAME: Final = 1 << 30
 MAX_NAMES: Final = 50_000
 """How many objects or refs a request may name, and how many contents it may have."""
+MAX_BATCHES: Final = 1024
+"""How many batches a request may commit."""
+MAX_VALUES: Final = 4_000_000
+"""How many values a message to the server may have: decoding it holds Python's global lock."""
 PIECE_BYTES: Final = 4 * 1024 * 1024
 """Approximate size of the pieces in which contents and exports are sent."""
 MAX_WAIT_SECONDS: Final = 20.0
@@ -84,7 +88,7 @@ class NoArguments(msgspec.Struct, frozen=True):
 class CommitRequest(msgspec.Struct, frozen=True):
     """Batches to commit in this order, each separately."""
 
-    batches: tuple[Batch, ...]
+    batches: Annotated[tuple[Batch, ...], msgspec.Meta(max_length=MAX_BATCHES)]
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
@@ -333,6 +337,70 @@ def _inflate(data: bytes, limit: int) -> bytes:
     if not decompressor.eof or decompressor.unused_data:
         raise InvalidInput("a compressed frame is truncated or has trailing bytes; send it again")
     return whole
+
+
+def inflated_size(data: bytes) -> int:
+    """Return how large the frames say that they are when they are decompressed.
+
+    A frame that does not say it counts as the largest request.
+    """
+    total = at = 0
+    while at + HEAD.size <= len(data):
+        tag, length = HEAD.unpack_from(data, at)
+        at += HEAD.size
+        total += length
+        if tag & _ZSTD:
+            try:
+                size: int | None = cast("Any", zstd.get_frame_info(data[at : at + length])).decompressed_size
+            except zstd.ZstdError:  # it is refused when it is read
+                size = 0
+            total += MAX_REQUEST_BYTES if size is None else size
+        at += length
+    return total
+
+
+def check_values(data: bytes) -> None:
+    """Raise `TooLarge` if a message has more than `MAX_VALUES` values, without decoding it.
+
+    Decoding holds Python's global lock until it is done; this does not.
+    """
+    if len(data) <= MAX_VALUES:  # a value has a byte at least
+        return
+    at = count = 0
+    while at < len(data):
+        first = data[at]
+        size = _VALUE_SIZES[first]
+        if size < 0:  # the length follows, in so many bytes
+            at -= size
+            size = int.from_bytes(data[at + size + 1 : at + 1], "big") + 1 + (0xC7 <= first <= 0xC9)  # noqa: PLR2004
+        at += size
+        count += 1
+        if count > MAX_VALUES:
+            raise TooLarge(f"a message has more than {MAX_VALUES:,} values; send less (nothing was written)")
+
+
+def _value_sizes() -> list[int]:
+    """Return how far the next value is behind the first byte of one; negative for bytes of a length.
+
+    The elements of an array or a map are values of their own.
+    """
+    sizes = [1] * 256
+    for length in range(32):
+        sizes[0xA0 + length] = 1 + length
+    for first, size in zip(range(0xCA, 0xD4), (5, 9, 2, 3, 5, 9, 2, 3, 5, 9), strict=True):  # numbers
+        sizes[first] = size
+    for first, size in zip(range(0xD4, 0xD9), (3, 4, 6, 10, 18), strict=True):  # extensions
+        sizes[first] = size
+    for first, size in ((0xC4, 1), (0xC5, 2), (0xC6, 4), (0xC7, 1), (0xC8, 2), (0xC9, 4)):  # bytes
+        sizes[first] = -size
+    for first, size in ((0xD9, 1), (0xDA, 2), (0xDB, 4)):  # text
+        sizes[first] = -size
+    for first, size in ((0xDC, 3), (0xDD, 5), (0xDE, 3), (0xDF, 5)):  # arrays and maps
+        sizes[first] = size
+    return sizes
+
+
+_VALUE_SIZES: Final = _value_sizes()
 
 
 def _too_large(limit: int) -> TooLarge:

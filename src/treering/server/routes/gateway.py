@@ -24,13 +24,10 @@ from treering.engines.remote.protocol import METHODS, Method
 from treering.errors import InvalidInput, TreeringError, Unsupported
 from treering.server.endpoints import Call, Endpoint, endpoint
 from treering.server.gateway import SINGLE, STREAMED, CommitWaiters, GatewayTarget
-from treering.server.http import problem_of, read_body
+from treering.server.http import LARGE_BYTES, problem_of, read_body
 
 SLOW_AT_ONCE: Final = 4
 """Slow methods that run concurrently for one caller; further ones wait, ticking."""
-LARGE_AT_ONCE: Final = 4
-LARGE_BYTES: Final = 1024 * 1024
-"""Only a few requests of this size are processed at once per caller, which bounds memory use."""
 _STEP_SECONDS: Final = 0.25
 
 _HEADERS: Final = {protocol.HEADER: str(protocol.VERSION), "cache-control": "no-store"}
@@ -51,12 +48,7 @@ class _GatewayState:
 
     def __init__(self, engine: Engine) -> None:
         self.waits = CommitWaiters(engine)
-        self._large: dict[str, asyncio.Semaphore] = {}
         self._slow: dict[str, CapacityLimiter] = {}
-
-    def large_requests(self, caller: str) -> asyncio.Semaphore:
-        """Return the limit of large requests, separate for each caller."""
-        return self._large.setdefault(caller, asyncio.Semaphore(LARGE_AT_ONCE))
 
     def workers(self, caller: str) -> CapacityLimiter:
         """Return the limit of slow methods, separate for each caller."""
@@ -76,16 +68,9 @@ def _endpoint(method: Method) -> Endpoint:
             max_request_bytes=_limit(call.request),
         )
         _ = target.space  # rejects the namespace before the body is read
-        length = call.request.headers.get("content-length", "")
-        if length.isdigit() and int(length) >= LARGE_BYTES:
-            async with state.large_requests(call.access.name):
-                return await _respond(call, target, state)
-        return await _respond(call, target, state)
-
-    async def _respond(
-        call: Call[GatewayQuery, None], target: GatewayTarget, state: _GatewayState
-    ) -> Response:
         body = await read_body(call.request, limit=target.max_request_bytes)
+        if protocol.inflated_size(body) >= LARGE_BYTES:
+            await call.request.state.turn.process()
         if method.name == "wait":
             return await _wait(state, target, _arguments(method, decoder, body, target.max_request_bytes))
 
@@ -137,6 +122,8 @@ def _arguments(method: Method, decoder: msgspec.msgpack.Decoder[Any], body: byte
     """Return the arguments of a request; for `stage`, the contents after them."""
     try:
         found = _messages(body, limit, most=protocol.MAX_NAMES if method.name == "stage" else 1)
+        for message in found:
+            protocol.check_values(message)
         args = decoder.decode(found[0]) if found else None
         if args is None:
             raise InvalidInput(f"a {method.name} request has no message; nothing was written")

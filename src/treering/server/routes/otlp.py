@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from treering.errors import InvalidInput, TooMany, TreeringError
 from treering.server.endpoints import Call, endpoint
-from treering.server.http import SMALL_BYTES, check_values, read_body
+from treering.server.http import SMALL_BYTES, check_values, clear_frames, read_body
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -77,6 +77,7 @@ async def _export(call: Call[None, None], signal: Signal) -> Response:
         future = call.store.otlp.submit(data, signal=signal, encoding=encoding)
         result = await asyncio.wrap_future(future)
     except TreeringError as error:
+        clear_frames(error)
         return _error(error, encoding)
     return Response(success(result, signal, encoding), media_type=media)
 
