@@ -134,6 +134,20 @@ def test_the_store_is_verified_and_garbage_collection_is_a_dry_run(page, own_sto
     assert store.stats().rows == before
 
 
+def test_seals_are_listed_and_compared_with_the_history(page, own_store, tmp_path):
+    store, url = own_store
+    page.goto(f"{url}/ui/#/store")
+    page.get_by_text("No seals yet.").wait_for()
+    store.audit.seal()
+    page.reload()
+    page.get_by_role("button", name="Compare with seals").click()
+    page.get_by_text("As sealed.", exact=True).wait_for()
+    with closing(sqlite3.connect(tmp_path / "store" / "treering.db")) as database, database:
+        database.execute("UPDATE event SET status = 'error' WHERE seq = (SELECT min(seq) FROM event)")
+    page.get_by_role("button", name="Compare with seals").click()
+    expect(page.locator(".verdict.bad")).to_have_text("Not as sealed.")
+
+
 def test_a_damaged_store_is_reported(page, own_store, tmp_path):
     _, url = own_store
     with closing(sqlite3.connect(tmp_path / "store" / "treering.db")) as database:

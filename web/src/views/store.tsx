@@ -4,10 +4,12 @@ import { useMemo, useState } from "preact/hooks";
 import { at, send } from "../base/api";
 import { bytes, exact, plural } from "../base/format";
 import { asProblem, useGet } from "../base/query";
-import { Figure, Head } from "../ui/bits";
+import { Figure, Head, Time } from "../ui/bits";
 import { DayChart } from "../ui/chart";
 import { Share } from "../ui/share";
 import { Answer } from "../ui/states";
+
+const SEALS_SHOWN = 20;
 
 interface Stats {
   url: string;
@@ -24,6 +26,20 @@ interface Verification {
   problems: { kind: string; where: string; detail: string }[];
   checked: Record<string, number>;
   more: number;
+}
+
+interface Seals {
+  seals: { number: number; sealed_at_us: number; commits: number; to_seq: number; root: string; signature: string | null }[];
+}
+
+interface AuditReport {
+  ok: boolean;
+  seals: number;
+  commits: number;
+  erased: number;
+  unsealed: number;
+  findings: { kind: string; what: string; detail: string }[];
+  problems: { kind: string; where: string; detail: string }[];
 }
 
 interface Collection {
@@ -53,6 +69,7 @@ export function Store() {
             <Growth growth={stats.growth_bytes} />
             <Kinds stats={stats} />
             <Verify />
+            <Audit />
             <Sweep />
           </div>
         )}
@@ -127,6 +144,90 @@ function Verify() {
               ))}
             </ul>
           )}
+        </div>
+      )}
+    </section>
+  );
+}
+
+function Audit() {
+  const asked = useGet<Seals>(at(["store", "seals"]));
+  const { state, start } = useWork<AuditReport>(() => send("POST", at(["store", "seals", "verify"]), { against: [] }));
+  const differences = state.done ? state.done.findings.filter((each) => each.kind !== "erased") : [];
+  return (
+    <section>
+      <h2>Seals</h2>
+      <p>
+        Compares the history with the seals in this store. An operator could have rewritten these too:{" "}
+        <code>treering audit verify --against</code> compares it with published ones.
+      </p>
+      <Answer asked={asked} what="Loading seals">
+        {({ seals }) =>
+          seals.length === 0 ? (
+            <p class="muted">
+              No seals yet. <code>treering audit seal</code> makes one.
+            </p>
+          ) : (
+            <>
+              <table class="plain">
+                <thead>
+                  <tr>
+                    <th scope="col">Seal</th>
+                    <th scope="col">At</th>
+                    <th scope="col">Commits</th>
+                    <th scope="col">Signed</th>
+                    <th scope="col">Root</th>
+                  </tr>
+                </thead>
+                <tbody>
+                  {seals
+                    .slice(-SEALS_SHOWN)
+                    .reverse()
+                    .map((seal) => (
+                      <tr key={seal.number}>
+                        <td>{seal.number}</td>
+                        <td>
+                          <Time at={seal.sealed_at_us} />
+                        </td>
+                        <td class="number">{exact(seal.commits)}</td>
+                        <td>{seal.signature ? "yes" : "no"}</td>
+                        <td>
+                          <code>{seal.root.slice(0, 16)}</code>
+                        </td>
+                      </tr>
+                    ))}
+                </tbody>
+              </table>
+              {seals.length > SEALS_SHOWN && <p class="muted">{plural(seals.length - SEALS_SHOWN, "older seal")} not shown</p>}
+              <button type="button" onClick={start} disabled={state.busy}>
+                {state.busy ? "Comparing …" : "Compare with seals"}
+              </button>
+            </>
+          )
+        }
+      </Answer>
+      {state.trouble && <Trouble text={state.trouble} />}
+      {state.done && (
+        <div role="status">
+          <p class={state.done.ok ? "verdict good" : "verdict bad"}>
+            {state.done.ok ? "As sealed." : "Not as sealed."}
+          </p>
+          <p class="muted">
+            {plural(state.done.seals, "seal")}, {plural(state.done.commits, "commit")}, {plural(state.done.erased, "erased row")},{" "}
+            {plural(state.done.unsealed, "commit")} after the last seal
+          </p>
+          <ul>
+            {differences.map((each, index) => (
+              <li key={index}>
+                <strong>{each.kind}</strong> <code>{each.what}</code> {each.detail}
+              </li>
+            ))}
+            {state.done.problems.map((each, index) => (
+              <li key={`problem ${index}`}>
+                <strong>{each.kind}</strong> <code>{each.where}</code> {each.detail}
+              </li>
+            ))}
+          </ul>
         </div>
       )}
     </section>
