@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 import treering
 from tests.adapters.langgraph.scripts import config, put
-from treering.adapters.langgraph import TreeringSaver
+from treering.adapters.langgraph import TreeringSaver, TreeringStore
 from treering.adapters.langgraph.channels import REMOVE_ALL
 from treering.adapters.langgraph.values import DeltaSnapshot
 from treering.core.query import Erasure, EventQuery
@@ -222,17 +222,18 @@ def test_writes_on_no_checkpoint_are_refused(store, missing):
         asyncio.run(saver.aput_writes(where, [("x", 2)], "task"))
 
 
-def test_setup_may_be_called_and_awaited_as_on_other_savers(store):
-    saver = TreeringSaver(store)
+@pytest.mark.parametrize("kind", [TreeringSaver, TreeringStore])
+def test_setup_may_be_called_and_awaited_as_on_langgraphs_own(store, kind):
+    made = kind(store)
 
     async def awaited():
-        await saver.setup()
-        await saver.asetup()
+        await made.setup()
+        await made.asetup()
 
     for _ in range(2):
-        saver.setup()
+        made.setup()
         asyncio.run(awaited())
-    assert saver.get_tuple(put(saver, {"x": 1})) is not None
+    assert TreeringSaver(store).get_tuple(put(TreeringSaver(store), {"x": 1})) is not None
 
 
 # Filters

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from threading import Event, Thread
@@ -53,7 +53,7 @@ from treering.core.text import text_of
 from treering.errors import Closed, InvalidInput, RefMoved, TreeringError
 from treering.memory.documents import needs_trigrams
 from treering.memory.search import why_unrankable
-from treering.sync_async import Closing
+from treering.sync_async import Closing, Done
 
 ROOT: Final = "langgraph/"
 
@@ -387,6 +387,16 @@ class TreeringStore(Closing, BaseStore):
     async def asweep_ttl(self) -> int:
         """Async twin of `sweep_ttl`."""
         return await self._opened.bridge.call(self.sweep_ttl)
+
+    def setup(self) -> Awaitable[None]:
+        """Do nothing: a store makes its tables when it is opened.
+
+        For code that calls this on every store, or awaits it, as on LangGraph's own.
+        """
+        return Done()
+
+    async def asetup(self) -> None:
+        """Async twin of `setup`."""
 
     def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> TtlSweeper:
         """Remove expired items every few minutes (default: of the `TTLConfig`, or 5), in a thread.
