@@ -33,7 +33,17 @@ def recorded(tmp_path):
 def test_runs_are_listed(run, recorded):
     listed = run("runs")
     lines = listed.out.splitlines()
-    assert lines[0].split() == ["RUN", "AGENT", "STATUS", "STARTED", "TOOK", "TOKENS", "COST", "THREAD"]
+    assert lines[0].split() == [
+        "RUN",
+        "AGENT",
+        "STATUS",
+        "STARTED",
+        "TOOK",
+        "TOKENS",
+        "COST",
+        "THREAD",
+        "SAID",
+    ]
     assert [line.split()[0] for line in lines[1:]] == [short_id(each) for each in recorded[::-1]]
     assert "2 USD" in lines[1]
     assert [each["id"] for each in run("runs", "--limit", 1, "--json").json] == recorded[1:]
@@ -106,7 +116,7 @@ def test_threads_runs_and_memory_are_found_by_kind(run, recorded, tmp_path):
     found = run("search", "refund", "--json").json
     assert [each["thread"] for each in found["threads"]][:2] == ["refund-desk", "bob"]
     assert [(each["part"], each["role"]) for each in found["threads"]][:2] == [
-        ("id", None),
+        ("id", "user"),
         ("message", "assistant"),
     ]
     assert {each["run"] for each in found["runs"]} == set(recorded)

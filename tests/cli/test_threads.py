@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
+from threading import Thread
 
 import pytest
 
@@ -408,3 +409,48 @@ def test_a_transcript_is_printed_and_written(run, tmp_path):
     assert list(map(json.loads, (tmp_path / "debate.jsonl").read_text().splitlines())) == events
     assert run("transcript", "nobody", "--store", "s").out == ""
     assert run("transcript", "debate", "--limit", 1, "-o", "x", "--store", "s").code == 2
+
+
+@pytest.fixture
+def on_terminal(process):
+    """What a command shows on a terminal."""
+
+    def call(*arguments):
+        leader, follower = os.openpty()
+        with os.fdopen(leader, "rb", 0) as screen, os.fdopen(follower, "wb", 0) as out:
+            shown: list[bytes] = []
+
+            def read():
+                with suppress(OSError):  # the other side has closed it
+                    while piece := screen.read(4096):
+                        shown.append(piece)
+
+            reader = Thread(target=read)
+            reader.start()
+            assert process(*arguments, out=out).code == 0
+            out.close()
+            reader.join(60)
+        return b"".join(shown).decode().replace("\r\n", "\n")
+
+    return call
+
+
+def test_a_terminal_shows_the_beginning_of_long_messages_and_colours(tmp_path, on_terminal, process):
+    program = "\x1b[32m3 passed\x1b[0m, \x1b[8mhidden\x1b[0m\n" + "line\n" * 500
+    with treering.open(tmp_path / ".treering") as store:
+        store.thread("t").append({"role": "tool", "content": program})
+    shown = on_terminal("show", "t")
+    assert "\x1b[32m3 passed\x1b[0m, \\x1b[8mhidden" in shown
+    assert shown.count("line\n") == 39
+    assert "… 462 more lines of 502 (2.5 KB; --full shows all)" in shown
+    for whole in (on_terminal("show", "t", "--full"), process("show", "t").out):
+        assert whole.count("line\n") == 500
+    assert "\x1b[32m" not in process("show", "t").out
+
+
+def test_a_long_id_leaves_room_on_a_terminal_and_is_whole_in_a_file(tmp_path, on_terminal, process):
+    name = "tenants/acme/" + "x" * 100
+    with treering.open(tmp_path / ".treering") as store:
+        store.thread(name).append({"role": "user", "content": "hi"})
+    assert f"{name[:59]}… " in on_terminal("threads")
+    assert name in process("threads").out

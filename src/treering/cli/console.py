@@ -7,8 +7,9 @@ NO_COLOR is set.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import typer
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 _WARNED: Final = 10
 _CONTROLS: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Characters that JSON leaves unescaped but a terminal obeys: C1 controls, bidirectional overrides."""
+_COLOUR = r"(?:0?[0-47]|2[2-47]|[34][0-79]|9[0-7]|10[0-7]|[34]8;5;\d{1,3})"
+_COLOURS: Final = re.compile(rf"\x1b\[(?:{_COLOUR}(?:;{_COLOUR})*)?m")
+"""What sets colours and weights, and neither hides text nor makes it blink."""
+_WIDEST: Final = 60
+"""Of a column on a terminal."""
 _STYLE: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 _STATUS: Final = {
@@ -66,7 +72,12 @@ def say(text: str) -> None:
 
 
 def rows(table: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table with aligned columns; the first row is the header."""
+    """Return the lines of a table with aligned columns; the first row is the header.
+
+    On a terminal, a long text leaves room for the columns beside it. What goes to a file or program is whole.
+    """
+    if is_terminal():
+        table = [[*map(_cut, row[:-1]), row[-1]] for row in table]
     widths = [max(map(_cells, column)) for column in zip(*table, strict=True)]
     return ["  ".join(map(_pad, row, widths)).rstrip() for row in table]
 
@@ -109,6 +120,22 @@ def clean(text: str) -> str:
 def clean_json(data: bytes) -> str:
     """Return equivalent JSON that cannot control the terminal."""
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", data.decode())
+
+
+def coloured(text: str) -> str:
+    """Escape control characters, but keep colours, which end with each line."""
+    pieces = zip_longest(_COLOURS.split(text), _COLOURS.findall(text), fillvalue="")
+    kept = "".join(clean(before) + colour for before, colour in pieces)
+    return "\n".join(line + "\x1b[0m" * ("\x1b" in line) for line in kept.split("\n"))
+
+
+def is_terminal() -> bool:
+    """Whether a person reads the output as it is printed."""
+    return sys.stdout.isatty()
+
+
+def _cut(text: str) -> str:
+    return text if _cells(text) <= _WIDEST or "\x1b" in text else text[: _WIDEST - 1] + "…"
 
 
 def _pad(text: str, width: int) -> str:

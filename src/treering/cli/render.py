@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from treering.cli.console import clean
+from treering.cli.console import clean, coloured, dim, size
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from treering.threads.directory import ThreadInfo
 
 _LINE: Final = 72
+_WIDE: Final = 100
 
 
 def as_json(value: Any) -> str:
@@ -52,6 +53,23 @@ def words(message: Any) -> str:
     from treering.runs.messages import message_text, read_message
 
     return clean(message_text(read_message(message)))
+
+
+def lines_of(message: Any, most: int | None) -> list[str]:
+    """Return the lines of what a message says, in colours that it has.
+
+    Of more than ``most`` lines, or of lines too long for them, only the beginning, and how much there is.
+    """
+    from treering.runs.messages import message_text, read_message
+
+    text = message_text(read_message(message))
+    whole = coloured(text).split("\n")
+    if most is None or (len(whole) <= most and len(text) <= most * _WIDE):
+        return whole
+    shown = coloured(text[: most * _WIDE]).split("\n")[:most]
+    left = len(whole) - len(shown)
+    rest = f"{left:,} more lines of {len(whole):,}" if left else "more"
+    return [*shown, dim(f"… {rest} ({size(len(text.encode()))}; --full shows all)")]
 
 
 def one_line(text: str, limit: int = _LINE) -> str:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from treering.runs.compare import ComparedStep, Divergence, RunFigures
     from treering.runs.cost import CostReport
     from treering.runs.follow import LiveEvent
+    from treering.runs.listing import RunPreview
     from treering.runs.performance import Percentiles, PerformanceRow
     from treering.runs.replay import ReplayStep
     from treering.runs.search import Hit, SearchResult
@@ -83,7 +84,7 @@ def runs(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List runs, newest first.
+    """List runs, newest first, with their question and answer.
 
     Examples:
         treering runs
@@ -97,8 +98,9 @@ def runs(
         listing = opened.runs.in_namespace(user_namespace)
         infos = limited(listing.each(agent=agent, status=status, tag=tag), limit)
         costs = {info.id: opened.cost.of_run(info.id).total for info in infos}
+        previews = listing.previews(infos)
     ids = short_ids(info.id for info in infos)
-    table = [("RUN", "AGENT", "STATUS", "STARTED", "TOOK", "TOKENS", "COST", "THREAD")]
+    table = [("RUN", "AGENT", "STATUS", "STARTED", "TOOK", "TOKENS", "COST", "THREAD", "SAID")]
     table += [
         (
             clean(ids[info.id]),
@@ -109,11 +111,20 @@ def runs(
             f"{costs[info.id].tokens:,}",
             format_cost(costs[info.id]),
             clean(info.thread or ""),
+            _gist(previews[info.id]),
         )
         for info in infos
     ]
-    values = [{**plain(info), "cost": plain(costs[info.id])} for info in infos]
+    values = [
+        {**plain(info), "cost": plain(costs[info.id]), "preview": plain(previews[info.id])} for info in infos
+    ]
     show(values, rows(table) if infos else ["no runs"], as_json=as_json)
+
+
+def _gist(found: RunPreview) -> str:
+    """Return what a run was asked, and what came of it."""
+    answer = typer.style(clean(found.error), fg="red") if found.error else clean(found.output or "")
+    return " → ".join(filter(None, (clean(one_line(found.input or "", 48)), answer)))
 
 
 @takes_store
@@ -685,7 +696,14 @@ def _what(event: TimelineEvent, content: Any) -> str:
     kind = "message" if event.type == "message" else event.type.partition(".")[0]
     failed = event.meta.get("status") not in (None, "ok")
     label = typer.style(clean(event.label), fg="red" if failed else _COLOURS.get(kind))
-    return label if content is None else f"{label}: {said_value(content, _MAX_LINE)}"
+    return label if content is None else f"{label}: {_said(kind, content)}"
+
+
+def _said(kind: str, content: Any) -> str:
+    """Return the beginning of a message, or of an input or output."""
+    from treering.runs.messages import preview
+
+    return clean(preview(content, _MAX_LINE)) if kind == "message" else said_value(content, _MAX_LINE)
 
 
 def _live_line(event: LiveEvent | TimelineEvent, time: str, content: Any) -> str:
@@ -697,7 +715,7 @@ def _live_line(event: LiveEvent | TimelineEvent, time: str, content: Any) -> str
         return "  ".join((dim(time), who, _what(event, content), dim(f"#{event.seq}")))
     form, _, kind = event.kind.partition(".")
     word = kind or form
-    said = "" if content is None else f": {said_value(content, _MAX_LINE)}"
+    said = "" if content is None else f": {_said(form, content)}"
     parts = [
         dim(time),
         who,

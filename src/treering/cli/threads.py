@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from treering.cli.console import clean, limited, plain, rows, say, show, warn_of_secrets
+from treering.cli.console import clean, is_terminal, limited, plain, rows, say, show, warn_of_secrets
 from treering.cli.options import JsonOption, LimitOption, StorePlace, UserNamespaceOption, takes_store
 from treering.cli.render import (
     as_json,
+    lines_of,
     one_line,
     pasteable,
     raw,
@@ -47,9 +48,14 @@ if TYPE_CHECKING:
 # -----------------------------------------------------------------------------------------------------------
 # How a checkpoint, and the difference between two, read on a terminal.
 
+_MOST_LINES: Final = 40
+"""Of a message on a terminal."""
 
-def checkpoint_lines(checkpoint: Checkpoint, messages: list[Any], state: dict[str, Any]) -> Iterator[str]:
-    """A checkpoint, its messages and its state."""
+
+def checkpoint_lines(
+    checkpoint: Checkpoint, messages: list[Any], state: dict[str, Any], *, most: int | None = None
+) -> Iterator[str]:
+    """A checkpoint, its messages (at most so many lines of each) and its state."""
     record = checkpoint.record
     # Names that begin with _ are a framework's own bookkeeping; --json has them too.
     metadata = {name: value for name, value in record.metadata.items() if not name.startswith("_")}
@@ -74,7 +80,7 @@ def checkpoint_lines(checkpoint: Checkpoint, messages: list[Any], state: dict[st
     if count > len(messages):
         yield f"  ... {count - len(messages)} earlier ones (--limit 0 shows all)"
     for index, message in enumerate(messages, count - len(messages)):
-        yield from _said("", index, message)
+        yield from _said("", index, message, most)
     if state:
         yield typer.style("state", bold=True)
         yield from (f"  {clean(name)} = {clean(json_text(value))}" for name, value in state.items())
@@ -109,8 +115,8 @@ def _patched(what: str, patch: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield typer.style(clean(f"{sign} {what} {change['path']}{value}"), fg=colour)
 
 
-def _said(sign: str, index: int, message: Any) -> Iterator[str]:
-    first, *rest = words(message).split("\n")
+def _said(sign: str, index: int, message: Any, most: int | None = None) -> Iterator[str]:
+    first, *rest = lines_of(message, most)
     lead = f"{sign:<2}{index:>3} {speaker(message):<10} "
     yield (lead + first).rstrip()
     yield from (" " * len(lead) + line for line in rest)
@@ -267,6 +273,9 @@ def show_any(
     limit: Annotated[
         int, typer.Option("--limit", "-n", metavar="N", min=0, help="Show the last N messages; 0 for all.")
     ] = 20,
+    full: Annotated[
+        bool, typer.Option("--full", help="Show long messages whole, on a terminal too.", show_default=False)
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show a checkpoint, or the run, span or snapshot of an id.
@@ -293,7 +302,8 @@ def show_any(
         "lists": {name: prefix.length for name, prefix in record.lists.items()},
         "state": raw(state),
     }
-    show(what, checkpoint_lines(found, messages, state), as_json=as_json)
+    most = _MOST_LINES if is_terminal() and not full else None
+    show(what, checkpoint_lines(found, messages, state, most=most), as_json=as_json)
 
 
 class _Other(NamedTuple):

@@ -15,9 +15,9 @@ import msgspec
 from treering.core.clock import to_iso
 from treering.errors import InvalidInput
 from treering.memory.documents import MemoryHit
-from treering.runs.messages import preview, read_message
+from treering.runs.messages import message_text, preview_of, read_message
 from treering.runs.search import Hit, QueryWords, snippet_of
-from treering.threads.checkpoint import MESSAGES, read_list
+from treering.threads.checkpoint import MESSAGES, last_messages, read_list
 from treering.threads.directory import thread_info, thread_page
 from treering.threads.history import read_heads
 
@@ -48,6 +48,7 @@ class ThreadHit(msgspec.Struct, frozen=True, kw_only=True):
     """What was found: its id, one of its messages, or something that a run of it said or did."""
     role: str | None = None
     snippet: str = ""
+    """What was found, or the last message of a thread that was found by its id."""
 
     @property
     def updated_at(self) -> str:
@@ -97,8 +98,13 @@ def search_everything(
 
 def _threads(engine: Engine, space: str, text: str, runs: tuple[Hit, ...]) -> Iterator[ThreadHit]:
     if text:
-        for info in thread_page(engine, space, namespace=None, containing=text, first=MOST).threads:
-            yield _hit(info, "id")
+        named = thread_page(engine, space, namespace=None, containing=text, first=MOST).threads
+        heads = read_heads(engine, space, [each.head for each in named])
+        newest = last_messages(engine, space, heads.values())
+        for info in named:
+            said = read_message(newest[info.head]) if info.head in newest else None
+            role, snippet = (None, "") if said is None else (said.role, preview_of(said))
+            yield _hit(info, "id", role=role, snippet=snippet)
     words = QueryWords(text)
     if words.stems:
         yield from _by_messages(engine, space, words)
@@ -119,11 +125,10 @@ def _by_messages(engine: Engine, space: str, words: QueryWords) -> Iterator[Thre
         if prefix is None or not prefix.length:
             continue
         newest_first = reversed(read_list(engine, space, prefix, last=_MESSAGES))
-        said = [(message, preview(message, limit=_CHARS)) for message in newest_first]
-        matches = [(message, text, words.found_in(text)) for message, text in said]
-        message, text, matched = max(matches, key=lambda each: len(each[2]))
+        said = [(each.role, message_text(each)[:_CHARS]) for each in map(read_message, newest_first)]
+        matches = [(role, text, words.found_in(text)) for role, text in said]
+        role, text, matched = max(matches, key=lambda each: len(each[2]))
         if matched:
-            role = read_message(message).role
             snippet = snippet_of(text, matched)
             found.append((len(matched), _hit(info, "message", role=role, snippet=snippet)))
     yield from (hit for _, hit in sorted(found, key=lambda each: -each[0]))
