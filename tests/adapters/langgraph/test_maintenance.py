@@ -21,6 +21,7 @@ from treering.adapters.langgraph.channels import REMOVE_ALL
 from treering.adapters.langgraph.values import DeltaSnapshot
 from treering.core.query import Erasure, EventQuery
 from treering.errors import Conflict, Corrupt, InvalidInput
+from treering.graphs.graph import Graphs
 from treering.threads.hooks import HOOK_NAMES, CheckpointEvent, SaveRequest
 
 
@@ -156,6 +157,29 @@ def test_deleting_the_run_at_the_head_moves_the_head_back(store):
     saver.delete_for_runs(["b"])
     assert saver.get(config())["channel_values"] == {"x": 1}
     assert TreeringSaver(store).get(config())["channel_values"] == {"x": 1}
+
+
+@pytest.mark.parametrize("remove", ["delete_for_runs", "prune"])
+def test_removing_goes_on_when_a_graph_that_still_runs_saves_meanwhile(store, monkeypatch, remove):
+    saver, running = TreeringSaver(store), TreeringSaver(store)
+    first = put(saver, {"x": 1}, metadata={"step": 0, "run_id": "a"})
+    second = put(saver, {"x": 2}, parent=first, metadata={"step": 1, "run_id": "b"})
+    unsaved = [True]
+    find_head = Graphs.head
+
+    def save_once(self, key):
+        found = find_head(self, key)
+        if unsaved and unsaved.pop():
+            put(running, {"x": 3}, parent=second, metadata={"step": 2, "run_id": "b"})
+            list(running.list(config()))  # commits what waits
+        return found
+
+    monkeypatch.setattr(Graphs, "head", save_once)
+    saver.delete_for_runs(["b"]) if remove == "delete_for_runs" else saver.prune(["alice"])
+    monkeypatch.undo()
+    expected = {"x": 1} if remove == "delete_for_runs" else {"x": 3}
+    assert TreeringSaver(store).get(config())["channel_values"] == expected
+    assert store.verify().ok
 
 
 def test_a_copy_does_not_depend_on_its_source(store):

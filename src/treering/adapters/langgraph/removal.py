@@ -18,8 +18,9 @@ from treering.core.batch import ANY, Draft, Event
 from treering.core.content import Address, list_address
 from treering.core.encoding import encode_json
 from treering.core.ids import new_id
+from treering.core.optimistic import Backoff
 from treering.core.query import Erasure, EventQuery, check_may_erase, each_record
-from treering.errors import Conflict, InvalidInput
+from treering.errors import Conflict, InvalidInput, RefMoved
 from treering.graphs.extension import WRITES
 from treering.graphs.graph import EMBEDDED_FORM, PREFIX_FORMS, Graphs, put_graph_head
 from treering.graphs.step import GRAPH, GraphKey, Step, copied_id, step_id, writes_key
@@ -37,7 +38,7 @@ from treering.threads.line_files import erase_with_files, warn_of_kept_files
 from treering.threads.writer import CheckpointWriter, NewCheckpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from treering.core.clock import Clock
     from treering.core.engine import Engine
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 _PER_ERASURE: Final = 5000
 _PER_COMMIT: Final = 50
+_ATTEMPTS: Final = 20
 
 
 class Removal:
@@ -69,8 +71,10 @@ class Removal:
     def delete_for_runs(self, run_ids: Collection[str]) -> None:
         """Remove the checkpoints that these runs made, and what tasks wrote on them."""
         wanted = set(run_ids)
-        if not wanted:
-            return
+        if wanted:
+            _retry(lambda: self._delete_for_runs(wanted))
+
+    def _delete_for_runs(self, wanted: set[str]) -> None:
         threads: dict[str, list[Step]] = {}
         for step in self._graphs.all_steps():
             if step.metadata.get("run_id") in wanted:
@@ -83,16 +87,19 @@ class Removal:
         if strategy == "delete":
             self.delete_thread(key)
         elif strategy == "keep_latest":
-            steps = list(self._graphs.steps(key, subgraph=None))
-            own = [step for step in steps if step.checkpoint.thread == key.thread]
-            kept: set[str] = set()
-            for subgraph in {step.subgraph for step in own}:
-                head = self._graphs.head(self._graphs.key(key.thread, subgraph))
-                if head is not None:
-                    kept |= self._needed(self._graphs.key(key.thread, subgraph), head.step)
-            self._remove(key.thread, {step.checkpoint.id for step in own} - kept)
+            _retry(lambda: self._keep_latest(key))
         else:
             raise InvalidInput(f"strategy {strategy!r} is not supported; use 'keep_latest' or 'delete'")
+
+    def _keep_latest(self, key: GraphKey) -> None:
+        steps = list(self._graphs.steps(key, subgraph=None))
+        own = [step for step in steps if step.checkpoint.thread == key.thread]
+        kept: set[str] = set()
+        for subgraph in {step.subgraph for step in own}:
+            head = self._graphs.head(self._graphs.key(key.thread, subgraph))
+            if head is not None:
+                kept |= self._needed(self._graphs.key(key.thread, subgraph), head.step)
+        self._remove(key.thread, {step.checkpoint.id for step in own} - kept)
 
     def copy_thread(self, source: GraphKey, target: GraphKey, thread: str) -> None:
         """Copy all checkpoints and writes; the copy shares nothing that goes with the source."""
@@ -183,6 +190,20 @@ class Removal:
         data = None if counts is None else encode_json(counts)
         draft.event(Event(id=draft.id, kind=kind, ts_us=self._clock.now_us(), scope=LEDGER, data=data))
         self._engine.commit(draft.batch())
+
+
+def _retry(remove: Callable[[], None]) -> None:
+    """Remove checkpoints; again, before anything is erased, if a running graph has saved meanwhile."""
+    backoff = Backoff()
+    for attempt in range(_ATTEMPTS):
+        try:
+            remove()
+        except RefMoved:
+            if attempt == _ATTEMPTS - 1:
+                raise
+            backoff.wait()
+        else:
+            return
 
 
 class _Copy:
