@@ -11,13 +11,16 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import secrets
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 from typing import Any
+
+CHANCE = random.SystemRandom()
+"""Not the functions of `random`, which a replay of this process gives the values of its recording."""
 
 
 def plan(*turns: tuple[str, list[tuple[str, dict[str, Any]]]] | str) -> str:
@@ -79,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
             failed = running.fails.pop(0) if running.fails else None
         if failed is not None:
             self._send(
-                json.dumps({"error": {"message": f"try again {uuid.uuid4()}"}}).encode(),
+                json.dumps({"error": {"message": f"try again {secrets.token_hex(16)}"}}).encode(),
                 "application/json",
                 failed,
             )
@@ -103,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("content-encoding", "gzip")
         self.send_header("content-length", str(len(data)))
         self.send_header("connection", "close")  # not every SDK closes what it leaves open
-        self.send_header("x-request-id", f"req_{uuid.uuid4().hex}")
+        self.send_header("x-request-id", f"req_{secrets.token_hex(16)}")
         self.send_header("set-cookie", "session=server-secret")
         self.end_headers()
         if self.command != "HEAD":
@@ -117,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         data = "".join(events).encode()
         while data:  # pieces end anywhere, also within a character
-            size = random.randint(1, 400)
+            size = CHANCE.randint(1, 400)
             piece, data = data[:size], data[size:]
             self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
             self.wfile.flush()
@@ -182,7 +185,7 @@ def _replies_in(items: list[Any]) -> int:
 def _pieces(text: str) -> list[str]:
     pieces = []
     while text:
-        size = random.randint(1, 6)
+        size = CHANCE.randint(1, 6)
         pieces.append(text[:size])
         text = text[size:]
     return pieces
@@ -194,11 +197,11 @@ def _sse(data: Any, name: str | None = None) -> str:
 
 
 def _chat(body: dict[str, Any], text: str, calls: list[Any]) -> tuple[Any, list[str] | None]:
-    head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": body["model"]}
+    head = {"id": f"chatcmpl-{secrets.token_hex(16)}", "created": int(time.time()), "model": body["model"]}
     usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
     made = [
         {
-            "id": f"call_{uuid.uuid4().hex}",
+            "id": f"call_{secrets.token_hex(16)}",
             "type": "function",
             "function": {"name": name, "arguments": json.dumps(given)},
         }
@@ -232,7 +235,7 @@ def _responses(body: dict[str, Any], text: str, calls: list[Any]) -> tuple[Any, 
     part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     output: list[dict[str, Any]] = [
         {
-            "id": f"msg_{uuid.uuid4().hex}",
+            "id": f"msg_{secrets.token_hex(16)}",
             "type": "message",
             "role": "assistant",
             "status": "completed",
@@ -241,8 +244,8 @@ def _responses(body: dict[str, Any], text: str, calls: list[Any]) -> tuple[Any, 
     ]
     output += [
         {
-            "id": f"fc_{uuid.uuid4().hex}",
-            "call_id": f"call_{uuid.uuid4().hex}",
+            "id": f"fc_{secrets.token_hex(16)}",
+            "call_id": f"call_{secrets.token_hex(16)}",
             "type": "function_call",
             "name": name,
             "arguments": json.dumps(given),
@@ -251,7 +254,7 @@ def _responses(body: dict[str, Any], text: str, calls: list[Any]) -> tuple[Any, 
         for name, given in calls
     ]
     response = {
-        "id": f"resp_{uuid.uuid4().hex}",
+        "id": f"resp_{secrets.token_hex(16)}",
         "object": "response",
         "created_at": time.time(),
         "model": body["model"],
@@ -309,7 +312,7 @@ def _responses(body: dict[str, Any], text: str, calls: list[Any]) -> tuple[Any, 
 def _anthropic(body: dict[str, Any], text: str, calls: list[Any]) -> tuple[Any, list[str] | None]:
     content: list[dict[str, Any]] = [{"type": "text", "text": text}]
     content += [
-        {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:20]}", "name": name, "input": given}
+        {"type": "tool_use", "id": f"toolu_{secrets.token_hex(16)[:20]}", "name": name, "input": given}
         for name, given in calls
     ]
     stop = "tool_use" if calls else "end_turn"
@@ -320,7 +323,7 @@ def _anthropic(body: dict[str, Any], text: str, calls: list[Any]) -> tuple[Any, 
         "cache_creation_input_tokens": 0,
     }
     message = {
-        "id": f"msg_{uuid.uuid4().hex[:20]}",
+        "id": f"msg_{secrets.token_hex(16)[:20]}",
         "type": "message",
         "role": "assistant",
         "model": body["model"],
@@ -365,7 +368,7 @@ def _gemini(path: str, model: str, text: str, calls: list[Any]) -> tuple[Any, li
 
     def document(parts: list[dict[str, Any]], *, last: bool) -> dict[str, Any]:
         candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": 0}
-        head = {"modelVersion": model, "responseId": uuid.uuid4().hex}
+        head = {"modelVersion": model, "responseId": secrets.token_hex(16)}
         return {"candidates": [candidate | ({"finishReason": "STOP"} if last else {})], **head} | (
             {"usageMetadata": usage} if last else {}
         )

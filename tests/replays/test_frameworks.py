@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from treering.runs.exchanges import read_exchanges
 
 CALLS: list[str] = []
 """The calls of `weather` that were made for real."""
+NOTES: list[Path] = []
+"""The folder in which `weather` keeps what it said, if there is one."""
 
 PROMPT = plan(
     ("I look at two cities — naïvely.", [("weather", {"city": "Köln"}), ("weather", {"city": "Rome"})]),
@@ -29,6 +32,8 @@ PROMPT = plan(
 def weather(city: str) -> str:
     """Return the temperature in a city."""
     CALLS.append(city)
+    for folder in NOTES:
+        (folder / f"{city}.txt").write_text(f"{len(city)} degrees")
     return f"{len(city)} degrees in {city}"
 
 

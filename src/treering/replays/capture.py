@@ -128,7 +128,7 @@ class _State:
         """The run of `record`, for threads that do not know the context."""
         self.folders: dict[str, tuple[Store, Path]] = {}
         """The folders that runs work in, by run."""
-        self.entries: dict[str, Callable[..., Any]] = {}
+        self.entries: dict[str, Any] = {}
         """What runs of this process began with, which need not have a name."""
         self.undo: list[Callable[[], None]] = []
 
@@ -960,7 +960,7 @@ class RecordedRun:
         opened: Opened,
         *,
         workspace: Path | None,
-        entry: Callable[..., Any] | str | None,
+        entry: Any,
         arguments: Sequence[Any] | Mapping[str, Any],
         make: Callable[[dict[str, Any]], Run],
         thread: Thread | None,
@@ -1003,7 +1003,7 @@ class RecordedRun:
                 start["entry"] = name
             start["arguments"] = plain(_with_paths_as_text(self._arguments))
         self._run = run = self._make({START: start})
-        if callable(self._entry):
+        if self._entry is not None and not isinstance(self._entry, str):
             state.entries[run.id] = self._entry
             if len(state.entries) > _MAX_ENTRIES:
                 del state.entries[next(iter(state.entries))]
@@ -1098,7 +1098,7 @@ def record(
     thread: Thread | str | None = None,
     namespace: str | None = None,
     workspace: str | Path | None = None,
-    entry: Callable[..., Any] | str | None = None,
+    entry: Callable[..., Any] | str | Any = None,
     arguments: Sequence[Any] | Mapping[str, Any] = (),
     id: str | None = None,
     meta: Mapping[str, Any] | None = None,
@@ -1114,8 +1114,8 @@ def record(
     Args:
         workspace: the folder that the agent works in; its files are saved before the run and after each
             tool call.
-        entry: the function that the agent begins with, or its name ``module:function`` (which may also be
-            that of an agent or a LangGraph graph), with its ``arguments``; `treering.rerun` calls it again.
+        entry: what the agent begins with: a function, an agent of ours, a LangGraph graph, or the name of
+            one, ``module:name``, with its ``arguments``; `treering.rerun` calls it again.
         spans: record a span for each model call, unless an adapter or our loop does so.
         also: the beginnings of further addresses whose requests are recorded.
         draws: keep what the clock, randomness and ids give to the agent's own code, so that a replay can
@@ -1149,7 +1149,7 @@ def _with_paths_as_text(value: Any) -> Any:
     return value
 
 
-def entry_name(function: Callable[..., Any]) -> str | None:
+def entry_name(function: Any) -> str | None:
     """Return ``module:function``, by which another process finds a function; ``None`` if it cannot."""
     module = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", None)

@@ -85,9 +85,10 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Departure(msgspec.Struct, frozen=True, kw_only=True):
-    """The first step of a run at which it is not the original any more."""
+    """The first step of the original that a run did not make."""
 
     step: int
+    """One more than the original has, or that of the run, if the run made all of them and others."""
     what: str
     """``asked``: it asked for something else; ``answered``: it got another answer; ``ended``: it ended."""
     name: str
@@ -273,7 +274,9 @@ def _describe(
         status=info.status,
         error=None if error is None else f"{error.get('type', '')}: {error.get('message', '')}",
         steps=len(exchanges),
-        departure=None if found is None else departure_of(recorded, exchanges, found.variant, moved),
+        departure=None
+        if found is None
+        else departure_of(recorded, exchanges, found.variant, moved, from_step=from_step),
         messages=len(messages),
         common_messages=common,
         files=() if found is None else tuple(_file_differences(store, original, info)),
@@ -448,46 +451,60 @@ def departure_of(
     exchanges: Sequence[Exchange],
     variant: Variant | None = None,
     moved: Mapping[str, str] | None = None,
+    *,
+    from_step: int = 1,
 ) -> Departure | None:
     """Return where a run first differs from the original; ``None`` if it never does.
 
-    ``moved`` are the folders of the run, and those of the original in their place.
+    That is the first step of the original which is not among the run's: asked for and answered the same. So
+    parallel calls may come in any order. ``moved`` are the folders of the run, and those of the original in
+    their place; ``from_step`` is where it went on for real.
     """
     moved = moved or {}
     unused: dict[bytes, list[Exchange]] = {}
     for each in recorded:
         unused.setdefault(asked_of(each, variant), []).append(each)
+    others: list[tuple[Exchange, bytes]] = []
     for each in exchanges:
-        same = unused.get(_as_original(asked_of(each, variant), moved))
-        if not same:
-            left = next(
-                (one for one in recorded if any(one is o for some in unused.values() for o in some)), None
-            )
-            return Departure(
-                step=each.step,
-                what="asked",
-                name=each.name,
-                original="" if left is None else shown_request(left),
-                here=shown_request(each),
-            )
-        answer = _as_original(answered_of(each), moved)
+        asked, answer = _as_original(asked_of(each, variant), moved), _as_original(answered_of(each), moved)
+        same = unused.get(asked, [])
         found = next((one for one in same if answered_of(one) == answer), None)
         if found is None:
-            return Departure(
-                step=each.step,
-                what="answered",
-                name=each.name,
-                original=shown_answer(same[0]),
-                here=shown_answer(each),
-            )
-        same.remove(found)
-    left = [one for some in unused.values() for one in some]
-    if left:
-        first = min(left, key=lambda each: each.step)
+            others.append((each, asked))
+        else:
+            same.remove(found)
+    left = min((one for some in unused.values() for one in some), key=lambda one: one.step, default=None)
+    if left is None and not others:
+        return None
+    if left is None:
+        more = others[0][0]
         return Departure(
-            step=len(exchanges) + 1, what="ended", name=first.name, original=shown_request(first), here=""
+            step=max(more.step, from_step),
+            what="asked",
+            name=more.name,
+            original="",
+            here=shown_request(more),
         )
-    return None
+    asked_for = asked_of(left, variant)
+    answered = next((each for each, asked in others if asked == asked_for), None)
+    if answered is not None:
+        return Departure(
+            step=left.step,
+            what="answered",
+            name=left.name,
+            original=shown_answer(left),
+            here=shown_answer(answered),
+        )
+    if others:
+        here = next((each for each, _ in others if each.kind == left.kind), others[0][0])
+        return Departure(
+            step=left.step,
+            what="asked",
+            name=here.name,
+            original=shown_request(left),
+            here=shown_request(here),
+        )
+    return Departure(step=left.step, what="ended", name=left.name, original=shown_request(left), here="")
 
 
 def _moved_folders(original: RunInfo, info: RunInfo) -> dict[str, str]:

@@ -125,7 +125,8 @@ class RerunSession(Replay):
             found = self.recording.find(known)
             if found is not None and found.step < self._from_step:
                 return self._use(found)
-            if found is None and self._before:
+            # Once a parallel call has been made for real, what is asked may follow from its answer.
+            if found is None and self._before and not self._is_real:
                 if self.divergence is None:
                     self.divergence = self.recording.diverge(known)
                 raise StopReplay
