@@ -77,6 +77,7 @@ from treering.threads.compaction import Compaction, CompactView, Summary, Tokeni
 from treering.threads.diff import Changes, Difference
 from treering.threads.directory import ThreadInfo, ThreadPage
 from treering.threads.hooks import Hooks
+from treering.threads.partial import PartialReply
 from treering.threads.removal import Cleaned
 from treering.threads.search import Found
 from treering.threads.thread import Actions, Thread
@@ -654,6 +655,14 @@ class AsyncThread:
             if (found := await self._bridge.call(lambda: self._thread.head)) is None
             else AsyncCheckpoint(found, self._bridge)
         )
+
+    async def partial(self) -> PartialReply | None:
+        """Async twin of `Thread.partial`."""
+        return await self._bridge.call(self._thread.partial)
+
+    async def discard_partial(self) -> bool:
+        """Async twin of `Thread.discard_partial`."""
+        return await self._bridge.call(self._thread.discard_partial)
 
     async def load(
         self,

@@ -135,3 +135,17 @@ class TestDelete:
             f"deleted notes\n  kept {log.path}: 1 line in it was not written by this thread\n"
         )
         assert log.path.read_text() == "{}\n"
+
+
+def test_a_thread_is_compacted(run, tmp_path) -> None:
+    with treering.open(tmp_path / ".treering") as store:
+        store.thread("long").append(*({"role": "user", "content": f"message {n}"} for n in range(30)))
+    assert run("compact", "long").out == "no compactions\n"
+    made = run("compact", "long", "--summary", "Ten messages.", "--cost", "0.01", "--model", "gpt-5").out
+    line = made.splitlines()[1]
+    assert line.startswith("0-10      70      18   0.01 USD  gpt-5  Summary of the conversation so far")
+    (found,) = run("compact", "long", "--json").json
+    assert (found["upto"], found["cost"]) == (10, "0.01")
+    assert run("compact", "long", "--undo").out == "no compactions\n"
+    assert run("compact", "long", "--undo").code == 4
+    assert run("compact", "long", "--undo", "--summary", "x").code == 2

@@ -334,6 +334,29 @@ export interface Collection {
   event?: string | null;
 }
 
+/** A compaction: its text stands for the messages from ``keeps`` to ``upto``. */
+export interface CompactionLine {
+  id: string;
+  created_at: string;
+  source: string;
+  text: string;
+  keeps: number;
+  since: number;
+  upto: number;
+  tokens_before: number | null;
+  tokens_after: number | null;
+  is_exact: boolean;
+  model: string | null;
+  usage: Record<string, number>;
+  cost: string | null;
+  currency: string | null;
+}
+
+/** The compactions of a thread, oldest first. */
+export interface Compactions {
+  compactions: CompactionLine[];
+}
+
 /** A step of a run, with as much as is needed to recognise it. */
 export interface ComparedStep {
   event: string;
@@ -806,6 +829,18 @@ export interface NewCheckpoint {
   expect_head?: string | null;
 }
 
+/** What stands for the messages before a boundary (``summary``, or ``messages``), and what it cost. */
+export interface NewCompaction {
+  summary?: string;
+  messages?: Json[] | null;
+  keep_last?: number | null;
+  upto?: number | null;
+  model?: string | null;
+  usage?: Record<string, number> | null;
+  cost?: string | null;
+  note?: string | null;
+}
+
 /**
  * The id of the new thread, and the checkpoint where it begins (default: the head).
  *
@@ -949,6 +984,14 @@ export interface Part {
   media_type?: string | null;
   parts?: Part[];
   is_error?: boolean;
+}
+
+/** What a model had said when its stream broke off. */
+export interface Partial {
+  run: string;
+  started_at: string;
+  text: string;
+  chunks: number;
 }
 
 /** The distribution of a time in microseconds. Each percentile is a measured value (nearest rank). */
@@ -1575,6 +1618,16 @@ export interface Verification {
   more?: number;
 }
 
+/** What a model is to be given. ``left_out`` messages behind the summary did not fit. */
+export interface View {
+  messages: Json[];
+  compaction: CompactionLine | null;
+  left_out: number;
+  tokens: number | null;
+  tokenizer: string | null;
+  is_exact: boolean;
+}
+
 /** One person's answer. ``value`` are the edited arguments, or another value that the asker takes. */
 export interface Vote {
   by: string;
@@ -2063,6 +2116,92 @@ export interface Operations {
     };
     body: Answer;
     reply: CheckpointSummary;
+  };
+  /** Return what a model is to be given: instructions, the summary, and the newest messages that fit. */
+  get_view: {
+    path: {
+      /** The id of the thread, percent-encoded. */
+      id: string;
+    };
+    query: {
+      /** The namespace of a user or project within the store; empty for none. */
+      namespace?: string;
+      /** How many tokens it may have; unset for no limit. */
+      budget_tokens?: number;
+      /** The model whose tokenizer counts, if that is installed; else an estimate. */
+      model?: string;
+      /** Disregard compactions. */
+      full?: boolean;
+    };
+    body: undefined;
+    reply: View;
+  };
+  /** List the compactions of a thread, oldest first; the last one is in effect. */
+  list_compactions: {
+    path: {
+      /** The id of the thread, percent-encoded. */
+      id: string;
+    };
+    query: {
+      /** The namespace of a user or project within the store; empty for none. */
+      namespace?: string;
+    };
+    body: undefined;
+    reply: Compactions;
+  };
+  /** Let a summary stand for all messages but the last ones in the view; nothing is removed. */
+  compact_thread: {
+    path: {
+      /** The id of the thread, percent-encoded. */
+      id: string;
+    };
+    query: {
+      /** The namespace of a user or project within the store; empty for none. */
+      namespace?: string;
+    };
+    body: NewCompaction;
+    reply: CheckpointSummary;
+  };
+  /** Remove the newest compaction, or all: the view shows what they stood for again. */
+  uncompact_thread: {
+    path: {
+      /** The id of the thread, percent-encoded. */
+      id: string;
+    };
+    query: {
+      /** The namespace of a user or project within the store; empty for none. */
+      namespace?: string;
+      /** Remove all compactions, not only the newest. */
+      everything?: boolean;
+    };
+    body: undefined;
+    reply: CheckpointSummary;
+  };
+  /** Return the reply that a model was streaming when its process died, if the thread ends there. */
+  get_partial: {
+    path: {
+      /** The id of the thread, percent-encoded. */
+      id: string;
+    };
+    query: {
+      /** The namespace of a user or project within the store; empty for none. */
+      namespace?: string;
+    };
+    body: undefined;
+    reply: Partial;
+  };
+  /** Forget the half-streamed reply of a thread. */
+  discard_partial: {
+    path: {
+      /** The id of the thread, percent-encoded. */
+      id: string;
+    };
+    query: {
+      /** The namespace of a user or project within the store; empty for none. */
+      namespace?: string;
+    };
+    body: undefined;
+    reply: void;
   };
   /** Return what agents said in a thread, oldest first; empty for a thread without a transcript. */
   get_transcript: {
@@ -2961,6 +3100,12 @@ export const OPERATIONS = {
   fork_thread: ["POST", "/threads/{id}/fork"],
   rewind_thread: ["POST", "/threads/{id}/rewind"],
   resume_thread: ["POST", "/threads/{id}/resume"],
+  get_view: ["GET", "/threads/{id}/view"],
+  list_compactions: ["GET", "/threads/{id}/compactions"],
+  compact_thread: ["POST", "/threads/{id}/compactions"],
+  uncompact_thread: ["DELETE", "/threads/{id}/compactions"],
+  get_partial: ["GET", "/threads/{id}/partial"],
+  discard_partial: ["DELETE", "/threads/{id}/partial"],
   get_transcript: ["GET", "/threads/{id}/transcript"],
   append_to_transcript: ["POST", "/threads/{id}/transcript"],
   list_memory: ["GET", "/memory"],

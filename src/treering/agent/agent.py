@@ -13,7 +13,16 @@ from inspect import signature
 from typing import Any, Final, cast
 
 from treering.agent.conversations import Conversations
-from treering.agent.loop import AgentConfig, AgentRun, Middleware, OnError, Steps, drive, drive_async
+from treering.agent.loop import (
+    AgentConfig,
+    AgentRun,
+    Middleware,
+    OnError,
+    OnPartial,
+    Steps,
+    drive,
+    drive_async,
+)
 from treering.agent.messages import AgentEvent, Prompt, Result
 from treering.agent.subagents import subagent_tool
 from treering.agent.tools import Tool, tools_by_name
@@ -102,6 +111,7 @@ class Agent(Closing):
         prompt: Prompt | None = None,
         checkpoint_after_tool_call: bool = False,
         metadata: Mapping[str, Any] | None = None,
+        partial: OnPartial = "discard",
     ) -> Result:
         """Continue a thread with a prompt; without one, finish a run that was interrupted.
 
@@ -110,6 +120,9 @@ class Agent(Closing):
         model reply that calls tools and after every tool result. The prompt is saved with the first reply: a
         run that got none is not stored and can be repeated. ``metadata`` is added to every checkpoint of the
         run.
+
+        A streamed reply is kept chunk by chunk (`Thread.partial`). If its process died, a call without a
+        prompt asks the model anew, or with ``partial="continue"`` lets it go on behind what it had said.
         """
         return _last_result(
             self.stream(
@@ -117,6 +130,7 @@ class Agent(Closing):
                 prompt=prompt,
                 checkpoint_after_tool_call=checkpoint_after_tool_call,
                 metadata=metadata,
+                partial=partial,
             )
         )
 
@@ -127,6 +141,7 @@ class Agent(Closing):
         prompt: Prompt | None = None,
         checkpoint_after_tool_call: bool = False,
         metadata: Mapping[str, Any] | None = None,
+        partial: OnPartial = "discard",
     ) -> Iterator[AgentEvent]:
         """Run as `generate` does, and yield events as they happen; the last one has the result.
 
@@ -134,7 +149,7 @@ class Agent(Closing):
         tool results are saved, and a run without a prompt continues there. With
         ``checkpoint_after_tool_call``, an event about a reply or a result is yielded after that was saved.
         """
-        return drive(self._run(thread_id, prompt, checkpoint_after_tool_call, metadata))
+        return drive(self._run(thread_id, prompt, checkpoint_after_tool_call, metadata, partial))
 
     def resume(
         self,
@@ -165,9 +180,10 @@ class Agent(Closing):
         prompt: Prompt | None = None,
         checkpoint_after_tool_call: bool = False,
         metadata: Mapping[str, Any] | None = None,
+        partial: OnPartial = "discard",
     ) -> Result:
         """Async twin of `generate`."""
-        events = drive_async(self._run(thread_id, prompt, checkpoint_after_tool_call, metadata))
+        events = drive_async(self._run(thread_id, prompt, checkpoint_after_tool_call, metadata, partial))
         result: Result | None = None
         async with aclosing(cast("Any", events)):
             async for event in events:
@@ -181,9 +197,10 @@ class Agent(Closing):
         prompt: Prompt | None = None,
         checkpoint_after_tool_call: bool = False,
         metadata: Mapping[str, Any] | None = None,
+        partial: OnPartial = "discard",
     ) -> AsyncIterator[AgentEvent]:
         """Async twin of `stream`."""
-        return drive_async(self._run(thread_id, prompt, checkpoint_after_tool_call, metadata))
+        return drive_async(self._run(thread_id, prompt, checkpoint_after_tool_call, metadata, partial))
 
     async def aresume(
         self,
@@ -235,6 +252,7 @@ class Agent(Closing):
         prompt: Prompt | None,
         checkpoint_after_tool_call: bool,  # noqa: FBT001 - it is a keyword on every public method
         metadata: Mapping[str, Any] | None,
+        partial: OnPartial,
     ) -> AgentRun:
         return AgentRun(
             self._config,
@@ -242,6 +260,7 @@ class Agent(Closing):
             prompt,
             checkpoint_after_tool_call=checkpoint_after_tool_call,
             metadata=metadata,
+            partial=partial,
         )
 
 

@@ -33,6 +33,7 @@ from treering.effects.effects import Intent
 from treering.errors import InvalidInput, Vetoed
 from treering.store import Store
 from treering.threads.hooks import CheckpointEvent, HookName, Hooks, HooksLike, SaveRequest, as_hooks
+from treering.threads.partial import PartialWriter
 from treering.threads.thread import answer_interrupt
 
 CHECKPOINT_FAILED: Final = "checkpoint.failed"
@@ -159,6 +160,14 @@ class Conversation(ABC):
         yield from self._observe(self._hooks.after_save, "post_checkpoint_save", saved)
         return saved
 
+    def partial(self) -> Calls:
+        """Return the half-streamed reply that the conversation ends with, if it is kept."""
+        yield from ()
+
+    def keep_partial(self, run_id: str, messages: Sequence[Any]) -> PartialWriter | None:  # noqa: ARG002
+        """Return what keeps the chunks of a reply to ``messages``, if something can."""
+        return None
+
     def answer(self, decision: Decision, interrupt_id: str | None, value: Any) -> Calls:
         """Save a person's decision about the pending interrupt."""
         pending = yield from self._pending()
@@ -204,6 +213,25 @@ class _ThreadConversation(Conversation):
 
     def report(self, error: Exception, run_id: str) -> Calls:
         yield Call(_report, (self._store, self._thread.id, self._thread.namespace, error, run_id))
+
+    def partial(self) -> Calls:
+        """Return the half-streamed reply that the thread ends with."""
+        return (yield Call(self._thread.partial))
+
+    def keep_partial(self, run_id: str, messages: Sequence[Any]) -> PartialWriter | None:
+        """Return what keeps the chunks of a reply to ``messages``."""
+        if self._saved_count is None:
+            return None
+        return PartialWriter(
+            self._store.engine,
+            self._store.space,
+            self._thread.id,
+            self._thread.namespace,
+            run_id=run_id,
+            after=self._saved_count,
+            unsaved=list(messages[self._saved_count :]),
+            clock=self._store.clock,
+        )
 
     def _load(self) -> Calls:
         return (yield Call(self._read))

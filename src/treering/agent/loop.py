@@ -44,7 +44,7 @@ from collections.abc import (
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast, get_args, runtime_checkable
 
 import msgspec
 
@@ -88,7 +88,10 @@ if TYPE_CHECKING:
     from treering.runs.run import Run
     from treering.runs.span import RunNode, Span
     from treering.store import Store
+    from treering.threads.partial import PartialReply, PartialWriter
 
+OnPartial = Literal["discard", "continue"]
+"""What to do with a reply that broke off in its stream: ask the model anew, or let it go on."""
 OnError = Literal["tell", "raise"]
 """What to do with an error in a tool call: tell the model, or end the run with it."""
 
@@ -129,7 +132,10 @@ class AgentRun:
         *,
         checkpoint_after_tool_call: bool = False,
         metadata: Mapping[str, Any] | None = None,
+        partial: OnPartial = "discard",
     ) -> None:
+        if partial not in get_args(OnPartial):
+            raise InvalidInput(f"partial={partial!r} is invalid; use discard or continue")
         self.stream: Any = None
         self._config = config
         self._thread_id = thread_id
@@ -155,6 +161,9 @@ class AgentRun:
         self._state: dict[str, Any] = {"todos": [], "files": {}}
         self._asked_about: dict[str, str] = {}
         self._origin: tuple[str | None, int | None] = (None, None)
+        self._continues = partial == "continue"
+        self._begun_text = ""
+        self._partial: PartialWriter | None = None
         self._resumed: Mapping[str, Any] = {}
         self._checkpoint: Any = None
         self._loaded_count = 0
@@ -177,11 +186,13 @@ class AgentRun:
         except Exception as error:
             if self._has_progress and not isinstance(error, ThreadMoved):
                 yield from self._save_and_yield("failed")
+            yield from self._keep_partial()
             self._recorder.end(error)
             raise
         except Stopped:
             if self._has_unsaved:
                 yield from self._save("stopped")
+            yield from self._keep_partial()
             raise
         finally:
             self._recorder.end(status=self._outcome)
@@ -212,6 +223,11 @@ class AgentRun:
             self._resumed = loaded.metadata.get("resumed") or {}
             self._checkpoint = loaded.checkpoint
         self._loaded_count = len(self._messages)
+        if self._continues and self._prompt is None and self._conversation is not None:
+            found: PartialReply | None = yield from self._conversation.partial()
+            if found is not None:
+                self._messages += found.unsaved
+                self._begun_text = found.text
         unfinished: Any = self._state.pop(RUN_KEY, None)
         if unfinished is not None:
             self._id = unfinished["run"]
@@ -301,15 +317,19 @@ class AgentRun:
             if isinstance(each, BeforeModel):
                 changed = yield Call(each.before_model, (list(shown), context))
                 shown = shown if changed is None else list(changed)
+        begun, self._begun_text = self._begun_text, ""
+        if begun:
+            shown = [*shown, {"role": "assistant", "content": begun}]
         self._recorder.start_model()
         model = self._recorder.wrap(intercept_model(self._config.model))
         reply = yield Call(model, (list(shown), list(self._config.tools.values())))
         texts: list[str] = []
         if is_stream(reply):
-            messages = read_reply((yield from self._read_stream(reply)))
+            messages = read_reply((yield from self._read_stream(reply, begun)))
         else:
             messages = read_reply(reply)
-            texts = [text for text in map(text_of, messages) if text]
+            texts = [text for text in (begun, *map(text_of, messages)) if text]
+        messages = _continued(begun, messages)
         self._recorder.end_model(messages)
         for each in reversed(self._config.middleware):
             if isinstance(each, AfterModel):
@@ -341,14 +361,27 @@ class AgentRun:
             if self._checkpoint is None:
                 yield from self._effects.plan(intents)
 
-    def _read_stream(self, reply: Any) -> LoopSteps:
+    def _keep_partial(self) -> LoopSteps:
+        """Wait until what a broken stream has said is kept."""
+        if self._partial is not None:
+            yield Call(self._partial.flush, shielded=True)
+
+    def _read_stream(self, reply: Any, begun: str) -> LoopSteps:
         self.stream = stream = open_stream(reply)
         following = next_piece(stream)
         pieces = StreamedReply()
+        if self._conversation is not None:
+            self._partial = self._conversation.keep_partial(self._id, self._messages)
+        if begun:
+            if self._partial is not None:
+                self._partial.add(begun)
+            yield AgentEvent(kind="text", text=begun)
         while (piece := (yield following)) is not END:
             text = pieces.take(piece)
             if text:
                 self._recorder.chunk(text)
+                if self._partial is not None:
+                    self._partial.add(text)
                 yield AgentEvent(kind="text", text=text)
             elif not isinstance(piece, str):
                 yield AgentEvent(kind="piece", value=piece)
@@ -599,6 +632,9 @@ class AgentRun:
             yield from self._conversation.report(error, self._id)
             return
         self._has_unsaved = False
+        if self._partial is not None and self.stream is None:
+            self._partial.end()
+            self._partial = None
 
     def _new(self) -> list[Message]:
         return self._messages[self._loaded_count :]
@@ -630,6 +666,14 @@ def _edited(decision: Mapping[str, Any]) -> dict[str, Any] | None:
 
 class _CallRefused(Exception):
     """A call that is not made. The model reads the reason as the call's result."""
+
+
+def _continued(begun: str, messages: list[Message]) -> list[Message]:
+    """Return a reply with what was said before its stream broke off, unless the model has repeated that."""
+    said = messages[0].get("content") if messages else None
+    if not begun or not isinstance(said, str) or said.startswith(begun):
+        return messages
+    return [{**messages[0], "content": begun + said}, *messages[1:]]
 
 
 def _shown(pending: Any) -> str:

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 PANELS: Final = {
-    "Threads": "threads log show diff fork rewind resume transcript delete check-deploy",
+    "Threads": "threads log show diff fork rewind compact resume transcript delete check-deploy",
     "Runs": "runs tree timeline tail search replay rerun reruns test compare cost performance cancel",
     "Files": "snapshot snapshots restore ls cat download secrets",
     "Sandboxes": "run checkpoints output",

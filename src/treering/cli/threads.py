@@ -137,7 +137,7 @@ _DAMAGED: Final = 5
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (threads, log, show_any, diff, fork, rewind, resume, transcript, delete):
+    for command in (threads, log, show_any, diff, fork, rewind, compact, resume, transcript, delete):
         app.command("show" if command is show_any else None)(command)
 
 
@@ -438,6 +438,63 @@ def fork(
         head = _head(forked)
     line = f"{clean(new)} starts at step {head.step} of {clean(thread)} ({head.short_id})"
     show(summary(head.record), [line], as_json=as_json)
+
+
+@takes_store
+def compact(
+    thread: ThreadArgument,
+    *,
+    summary: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="What stands for the messages; - reads it from stdin."),
+    ] = None,
+    keep_last: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Messages to keep after it [20].")
+    ] = None,
+    upto: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Or: the messages that it stands for.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="MODEL", help="The model that made it.")] = None,
+    cost: Annotated[str | None, typer.Option(metavar="USD", help="What it cost to make.")] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Remove the newest compaction instead.")] = False,
+    place: StorePlace,
+    user_namespace: UserNamespaceOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Let a summary stand for the first messages of a thread.
+
+    Nothing is removed: only what a model is given becomes shorter. Without --summary, list the compactions.
+
+    Examples:
+        treering compact support/alice
+        treering compact support/alice --summary "Wants a refund for 4711." --keep-last 20
+        treering compact support/alice --undo
+    """
+    if undo and summary is not None:
+        raise typer.BadParameter("--undo removes a compaction, --summary makes one; use one of them")
+    with place.existing() as opened:
+        info = _finder(opened, user_namespace).thread(thread)
+        own = opened.thread(info.id, info.namespace or None)
+        if undo:
+            own.uncompact()
+        elif summary is not None:
+            text = sys.stdin.read() if summary == "-" else summary
+            keep = 20 if keep_last is None and upto is None else keep_last
+            own.compact(text, keep_last=keep, upto=upto, model=model, cost=cost)
+        made = _head(own).compactions
+    table = [("MESSAGES", "TOKENS", "NOW", "COST", "MODEL", "SUMMARY")]
+    table += [
+        (
+            f"{each.keeps}-{each.upto}",
+            str(each.tokens_before or ""),
+            str(each.tokens_after or ""),
+            "" if each.cost is None else f"{each.cost:f} {each.currency}",
+            clean(each.model or ""),
+            one_line(each.text, 60),
+        )
+        for each in made
+    ]
+    show([each.to_dict() for each in made], rows(table) if made else ["no compactions"], as_json=as_json)
 
 
 @takes_store

@@ -93,6 +93,10 @@ OF_TAG: Final = {
 OF_OPERATION: Final = {
     ("compare_agents", "agent"): "An agent to compare. Repeat it for each.",
     ("diff_snapshots", "text"): "Whether to return the changed lines of text files.",
+    ("get_view", "budget_tokens"): "How many tokens it may have; unset for no limit.",
+    ("get_view", "model"): "The model whose tokenizer counts, if that is installed; else an estimate.",
+    ("get_view", "full"): "Disregard compactions.",
+    ("uncompact_thread", "everything"): "Remove all compactions, not only the newest.",
     ("diff_threads", "other"): "The thread that `b` is a checkpoint of; unset for the same thread.",
     ("get_span", "span"): "The id of the span or message.",
     ("get_thread_timeline", "id"): "The id of the thread, percent-encoded.",

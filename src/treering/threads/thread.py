@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from treering.threads.compaction import Compaction, Tokenizer
     from treering.threads.diff import Difference
     from treering.threads.hooks import Hooks, SaveRequest
+    from treering.threads.partial import PartialReply
     from treering.workspaces.snapshot import StagedSnapshot
     from treering.workspaces.workspace import Workspace
 
@@ -477,6 +478,20 @@ class Thread:
         """The newest checkpoint; ``None`` if the thread was never saved. A small read if it did not move."""
         checkpoint = self._head.see()
         return None if checkpoint is None else self._checkpoint(checkpoint)
+
+    def partial(self) -> PartialReply | None:
+        """Return the reply that a model was streaming when its process died, if the thread ends there."""
+        from treering.threads.partial import read_partial
+
+        head = self._head.peek()
+        count = 0 if head is None else head.message_count
+        return read_partial(self._engine, self._space, self._id, self._namespace, count)
+
+    def discard_partial(self) -> bool:
+        """Forget the half-streamed reply; return whether there was one."""
+        from treering.threads.partial import discard_partial
+
+        return discard_partial(self._engine, self._space, self._id, self._namespace)
 
     def load(
         self,

@@ -16,6 +16,7 @@ from treering.runs.messages import ReadMessage, preview, read_message
 from treering.server.endpoints import Call, endpoint
 from treering.server.routes.runs import Money, money
 from treering.threads.checkpoint import Checkpoint, CheckpointRecord, last_messages
+from treering.threads.compaction import Compaction
 from treering.threads.diff import Difference
 from treering.threads.directory import ThreadInfo, summarize, thread_info
 from treering.threads.removal import Cleaned
@@ -40,6 +41,80 @@ class Where(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The namespace of the thread."""
 
     namespace: str = ""
+
+
+class ViewQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the view has to fit into. ``model`` names the model whose tokenizer counts, if it is installed."""
+
+    namespace: str = ""
+    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
+    model: str | None = None
+    full: bool = False
+
+
+class Uncompact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which compactions to remove."""
+
+    namespace: str = ""
+    everything: bool = False
+
+
+class NewCompaction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What stands for the messages before a boundary (``summary``, or ``messages``), and what it cost."""
+
+    summary: str = ""
+    messages: list[Any] | None = None
+    keep_last: Annotated[int, Meta(ge=0)] | None = None
+    upto: Annotated[int, Meta(ge=0)] | None = None
+    model: str | None = None
+    usage: dict[str, int] | None = None
+    cost: str | None = None
+    note: str | None = None
+
+
+class CompactionLine(Struct, frozen=True, kw_only=True):
+    """A compaction: its text stands for the messages from ``keeps`` to ``upto``."""
+
+    id: str
+    created_at: str
+    source: str
+    text: str
+    keeps: int
+    since: int
+    upto: int
+    tokens_before: int | None
+    tokens_after: int | None
+    is_exact: bool
+    model: str | None
+    usage: dict[str, int]
+    cost: str | None
+    currency: str | None
+
+
+class Compactions(Struct, frozen=True, kw_only=True):
+    """The compactions of a thread, oldest first."""
+
+    compactions: tuple[CompactionLine, ...]
+
+
+class View(Struct, frozen=True, kw_only=True):
+    """What a model is to be given. ``left_out`` messages behind the summary did not fit."""
+
+    messages: list[Any]
+    compaction: CompactionLine | None
+    left_out: int
+    tokens: int | None
+    tokenizer: str | None
+    is_exact: bool
+
+
+class Partial(Struct, frozen=True, kw_only=True):
+    """What a model had said when its stream broke off."""
+
+    run: str
+    started_at: str
+    text: str
+    chunks: int
 
 
 class ThreadsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -354,6 +429,12 @@ def checkpoint_line(checkpoint: CheckpointRecord, last_message: Any = None) -> C
     )
 
 
+def compaction_line(made: Compaction) -> CompactionLine:
+    """Return a compaction with its summary as text."""
+    fields = made.to_dict()
+    return CompactionLine(**{name: fields[name] for name in CompactionLine.__struct_fields__})
+
+
 def checkpoint_content(checkpoint: Checkpoint, query: ContentQuery) -> CheckpointContent:
     """Return a checkpoint with its content, as much of it as was asked for."""
     messages = checkpoint.messages if query.last is None else checkpoint.last_messages(query.last)
@@ -535,6 +616,69 @@ def resume_thread(call: Call[Where, Answer]) -> CheckpointSummary:
     return checkpoint_line(answered.record)
 
 
+@endpoint("GET", "/threads/{id}/view", tag="threads")
+def get_view(call: Call[ViewQuery, None]) -> View:
+    """Return what a model is to be given: instructions, the summary, and the newest messages that fit."""
+    query = call.query
+    shown = _head(_thread(call)).compact_view(
+        budget_tokens=query.budget_tokens, tokenizer=query.model, full=query.full
+    )
+    return View(
+        messages=shown.messages,
+        compaction=None if shown.compaction is None else compaction_line(shown.compaction),
+        left_out=shown.left_out,
+        tokens=shown.tokens,
+        tokenizer=shown.tokenizer,
+        is_exact=shown.is_exact,
+    )
+
+
+@endpoint("GET", "/threads/{id}/compactions", tag="threads")
+def list_compactions(call: Call[Where, None]) -> Compactions:
+    """List the compactions of a thread, oldest first; the last one is in effect."""
+    return Compactions(compactions=tuple(map(compaction_line, _head(_thread(call)).compactions)))
+
+
+@endpoint("POST", "/threads/{id}/compactions", tag="threads", status=201)
+def compact_thread(call: Call[Where, NewCompaction]) -> CheckpointSummary:
+    """Let a summary stand for all messages but the last ones in the view; nothing is removed."""
+    body = call.body
+    saved = _thread(call).compact(
+        body.summary if body.messages is None else body.messages,
+        keep_last=body.keep_last,
+        upto=body.upto,
+        model=body.model,
+        usage=body.usage,
+        cost=body.cost,
+        note=body.note,
+    )
+    return checkpoint_line(saved.record)
+
+
+@endpoint("DELETE", "/threads/{id}/compactions", tag="threads")
+def uncompact_thread(call: Call[Uncompact, None]) -> CheckpointSummary:
+    """Remove the newest compaction, or all: the view shows what they stood for again."""
+    return checkpoint_line(_thread(call).uncompact(everything=call.query.everything).record)
+
+
+@endpoint("GET", "/threads/{id}/partial", tag="threads")
+def get_partial(call: Call[Where, None]) -> Partial:
+    """Return the reply that a model was streaming when its process died, if the thread ends there."""
+    thread = _thread(call)
+    found = thread.partial()
+    if found is None:
+        raise NotFound(f"thread {thread.id!r} does not end with a half-streamed reply")
+    return Partial(run=found.run_id, started_at=found.started_at, text=found.text, chunks=len(found.chunks))
+
+
+@endpoint("DELETE", "/threads/{id}/partial", tag="threads")
+def discard_partial(call: Call[Where, None]) -> None:
+    """Forget the half-streamed reply of a thread."""
+    thread = _thread(call)
+    if not thread.discard_partial():
+        raise NotFound(f"thread {thread.id!r} has no half-streamed reply")
+
+
 @endpoint("GET", "/threads/{id}/transcript", tag="threads")
 def get_transcript(call: Call[TranscriptQuery, None]) -> TranscriptEvents:
     """Return what agents said in a thread, oldest first; empty for a thread without a transcript."""
@@ -588,6 +732,12 @@ ENDPOINTS: Final = (
     fork_thread,
     rewind_thread,
     resume_thread,
+    get_view,
+    list_compactions,
+    compact_thread,
+    uncompact_thread,
+    get_partial,
+    discard_partial,
     get_transcript,
     append_to_transcript,
     delete_thread,
