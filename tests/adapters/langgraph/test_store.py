@@ -144,6 +144,20 @@ def test_with_an_embedder_items_are_ranked_as_langgraphs_own_store_ranks_them(op
     assert opened.verify().ok
 
 
+@pytest.mark.parametrize("index", [{"fields": "text"}, {"text_fields": ["text"]}, {"fields": ("text",)}])
+def test_fields_are_also_one_name_or_what_langgraphs_sqlite_store_calls_them(opened, index):
+    store = TreeringStore(opened, index={"embed": count_letters, **index})
+    store.put(("a",), "one", {"text": "cat", "more": "zebra zebra"})
+    (found,) = store.search(("a",), query="cat")
+    assert round(found.score, 2) == 1  # of the whole item, it would be less
+
+
+@pytest.mark.parametrize("fields", [5, [5], [None, "text"]])
+def test_fields_that_are_none_are_refused(opened, fields):
+    with pytest.raises(InvalidInput, match="no fields; pass a list"):
+        TreeringStore(opened, index={"fields": fields})
+
+
 def test_a_vector_goes_with_its_item(opened):
     store = TreeringStore(opened, index={"embed": count_letters, "fields": ["text"]})
     plain = TreeringStore(opened)

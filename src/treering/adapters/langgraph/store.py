@@ -282,6 +282,17 @@ class TtlSweeper(Future[None]):
             self.set_result(None)
 
 
+def _fields_of(index: Mapping[str, Any]) -> list[str]:
+    """Return the fields of an `IndexConfig`; LangGraph's `SqliteStore` calls them ``text_fields``."""
+    given: Any = index.get("fields") or index.get("text_fields") or "$"
+    fields = [given] if isinstance(given, str) else given
+    if not isinstance(fields, Sequence) or not all(isinstance(field, str) for field in cast("Any", fields)):
+        raise InvalidInput(
+            f"index={{'fields': {given!r}}} are no fields; pass a list of paths such as 'text'"
+        )
+    return list(cast("Sequence[str]", fields))
+
+
 class TreeringStore(Closing, BaseStore):
     """A LangGraph store: ``builder.compile(store=TreeringStore(store))``.
 
@@ -304,7 +315,7 @@ class TreeringStore(Closing, BaseStore):
         ttl: TTLConfig | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._fields: list[str] = list((index or {}).get("fields") or ["$"])
+        self._fields = _fields_of(index or {})
         self.ttl_config = ttl
         self._clock = clock or SystemClock()
         self._opened = Opened(store)
