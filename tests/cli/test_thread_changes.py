@@ -143,7 +143,7 @@ def test_a_thread_is_compacted(run, tmp_path) -> None:
     assert run("compact", "long").out == "no compactions\n"
     made = run("compact", "long", "--summary", "Ten messages.", "--cost", "0.01", "--model", "gpt-5").out
     line = made.splitlines()[1]
-    assert line.startswith("0-10      70      18   0.01 USD  gpt-5  Summary of the conversation so far")
+    assert line.startswith("0-10      70      21   0.01 USD  gpt-5  Summary of the conversation so far")
     (found,) = run("compact", "long", "--json").json
     assert (found["upto"], found["cost"]) == (10, "0.01")
     assert run("compact", "long", "--undo").out == "no compactions\n"

@@ -488,7 +488,7 @@ def compact(
             f"{each.keeps}-{each.upto}",
             str(each.tokens_before or ""),
             str(each.tokens_after or ""),
-            "" if each.cost is None else f"{each.cost:f} {each.currency}",
+            "" if each.cost is None else f"{each.cost.normalize():f} {each.currency}",
             clean(each.model or ""),
             one_line(each.text, 60),
         )
