@@ -145,7 +145,7 @@ def test_a_thread_is_compacted(run, tmp_path) -> None:
     line = made.splitlines()[1]
     assert line.startswith("0-10      70      21   0.01 USD  gpt-5  Summary of the conversation so far")
     (found,) = run("compact", "long", "--json").json
-    assert (found["upto"], found["cost"]) == (10, "0.01")
+    assert (found["upto"], float(found["cost"])) == (10, 0.01)
     assert run("compact", "long", "--undo").out == "no compactions\n"
     assert run("compact", "long", "--undo").code == 4
     assert run("compact", "long", "--undo", "--summary", "x").code == 2

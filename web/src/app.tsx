@@ -13,6 +13,7 @@ import { Rings } from "./ui/rings";
 import { Alone, Empty } from "./ui/states";
 import { Compare } from "./views/compare";
 import { Cost } from "./views/cost";
+import { Approvals, Effects } from "./views/decisions";
 import { Memory } from "./views/memory/memory";
 import { Run } from "./views/run/run";
 import { Runs } from "./views/runs";
@@ -29,6 +30,8 @@ const PLACES = [
   ["memory", "Memory", "m"],
   ["cost", "Cost", "c"],
   ["schedules", "Schedules", "s"],
+  ["approvals", "Approvals", "a"],
+  ["effects", "Effects", "e"],
   ["store", "Store", "o"],
 ] as const;
 
@@ -46,6 +49,8 @@ const HELP: readonly (readonly [string, readonly (readonly [string, string])[]])
       ["g m", "memory"],
       ["g c", "cost"],
       ["g s", "schedules"],
+      ["g a", "approvals"],
+      ["g e", "effects"],
       ["g o", "store"],
       ["d", "toggle light and dark"],
       ["?", "show this help"],
@@ -190,6 +195,10 @@ function View({ place, id }: { place: string; id: string | undefined }): Compone
       return <Cost />;
     case "schedules":
       return <Schedules id={id} />;
+    case "approvals":
+      return <Approvals id={id} />;
+    case "effects":
+      return <Effects id={id} />;
     case "store":
       return <Store />;
     default:

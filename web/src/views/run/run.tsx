@@ -16,6 +16,7 @@ import { Details } from "./details";
 import { Replay } from "./replay";
 import { Spending } from "./spending";
 import { Trace } from "./trace";
+import { Tree } from "./tree";
 import { Waterfall } from "./waterfall";
 
 type Tab = "timeline" | "conversation" | "details" | "cost";
@@ -117,6 +118,7 @@ function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
             />
           )}
         </dl>
+        <Tree id={run.id} onChange={load} />
       </Head>
       {problem && trace.records.length === 0 ? (
         <Failure problem={problem} retry={load} />
