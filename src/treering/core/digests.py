@@ -135,7 +135,9 @@ NO_ROOT: Final = bytes(32)
 
 def merkle_root(leaves: Sequence[bytes]) -> bytes:
     """Return the root of a binary Merkle tree; an odd node at the end of a level moves up as it is."""
-    level = list(leaves) or [NO_ROOT]
+    if len(leaves) < 2:  # noqa: PLR2004 - most often: a commit has few rows of a kind
+        return leaves[0] if leaves else NO_ROOT
+    level = list(leaves)
     while len(level) > 1:
         pairs = [sha256(b"\x01" + level[at] + level[at + 1]).digest() for at in range(0, len(level) - 1, 2)]
         level = pairs + level[len(pairs) * 2 :]
