@@ -27,6 +27,7 @@ from treering.core.records import Checked, SweepProgress
 from treering.core.retention import Keep
 from treering.core.storage import Blobs
 from treering.effects.effects import Attempt, Effect, Effects, Intent, Status
+from treering.engines.cells import Cell, MoveReport
 from treering.limits.alerts import Alert, AlertPage, AlertRule, Alerts, AlertWatch, What
 from treering.limits.budgets import Action, BudgetUsage, Caller, Every, Per, SharedBudget, SharedBudgets
 from treering.limits.tool_budgets import Budgets
@@ -381,6 +382,14 @@ class AsyncStore:
             blobs=blobs,
             on_progress=self._bridge.in_loop(on_progress),
         )
+
+    async def move_project(self, url: str | None) -> MoveReport:
+        """Async twin of `Store.move_project`."""
+        return await self._bridge.call(self._store.move_project, url)
+
+    async def cells(self) -> dict[str, Cell]:
+        """Async twin of `Store.cells`."""
+        return await self._bridge.call(self._store.cells)
 
     async def backup(
         self, path: str | Path, *, on_progress: Callable[[CopyProgress], None] | None = None

@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, cast, get_args
 
 import msgspec
 
@@ -407,9 +407,14 @@ def _open_postgres(location: StoreLocation, options: _Options) -> Engine:
         if (error.name or "").partition(".")[0] in {"psycopg", "psycopg_pool"}:
             raise MissingExtra("a postgresql:// store", "postgres") from error
         raise
-    return open_postgres(
-        location.url, blobs=_open_blobs(options.blobs), clock=options.clock, phrases=_phrases
-    )
+    from treering.engines.cells import CellEngine
+
+    blobs = _open_blobs(options.blobs)
+
+    def open_one(url: str) -> Any:
+        return open_postgres(url, blobs=blobs, clock=options.clock, phrases=_phrases)
+
+    return cast("Engine", CellEngine(open_one(location.url), open_one))
 
 
 def _phrases() -> tuple[str, ...]:

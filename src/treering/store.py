@@ -19,7 +19,7 @@ from treering.core.batch import Batch, Draft, Receipt
 from treering.core.clock import Clock, SystemClock
 from treering.core.engine import Engine
 from treering.core.ids import check_space
-from treering.errors import InvalidInput
+from treering.errors import InvalidInput, Unsupported
 from treering.graphs.extension import install as install_graphs
 from treering.threads.hooks import Hooks
 from treering.threads.thread import Thread, ThreadContext
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from treering.core.retention import Keep
     from treering.core.storage import Blobs
     from treering.effects.effects import Effect, Effects
+    from treering.engines.cells import Cell, CellEngine, MoveReport
     from treering.limits.alerts import Alerts
     from treering.limits.budgets import Guard, SharedBudgets
     from treering.maintenance.audit import Audit
@@ -589,6 +590,36 @@ class Store:
             return self._copy_into(target, on_progress)
         with self._open(target, blobs=blobs) as opened:
             return self._copy_into(opened, on_progress)
+
+    def move_project(self, url: str | None) -> MoveReport:
+        """Move this namespace to another PostgreSQL database, a *cell*, while it is used.
+
+        Whoever opened the store by the URL of its first database goes on without noticing; writers wait for
+        less than a second. Large objects stay in the blob store, which all cells share.
+
+        Args:
+            url: The database to move to, without a password; ``None`` for the store's first one.
+
+        Raises:
+            Unsupported: This is not a PostgreSQL store.
+            Conflict: The other database has a namespace of the same name.
+        """
+        from treering.engines.cells import move_project
+        from treering.engines.postgres.move import moving
+
+        return move_project(self._cell_engine(), self._space, url or "", moving)
+
+    def cells(self) -> dict[str, Cell]:
+        """Return which namespaces were moved, and where they live or are moving to."""
+        return self._cell_engine().cells()
+
+    def _cell_engine(self) -> CellEngine:
+        found: CellEngine | None = getattr(self._engine, "cell_engine", None)
+        if found is None:
+            raise Unsupported(
+                f"{self.url} has no cells; only PostgreSQL stores, opened directly, have: use treering copy"
+            )
+        return found
 
     def backup(
         self, path: str | Path, *, on_progress: Callable[[CopyProgress], None] | None = None

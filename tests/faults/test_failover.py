@@ -65,17 +65,17 @@ def wait_for_standby(primary: Started) -> None:
     until(lambda: ask(primary, "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'") == 1)
 
 
-def test_no_acknowledged_write_is_lost_when_the_primary_dies(pair, tmp_path: Path, record_property):
-    _fail_over(pair, tmp_path, 80, record_property)
+def test_no_acknowledged_write_is_lost_when_the_primary_dies(pair, tmp_path: Path):
+    _fail_over(pair, tmp_path, 80)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_no_acknowledged_write_is_lost_under_long_load(pair, tmp_path: Path, record_property):
-    _fail_over(pair, tmp_path, 1500, record_property)
+def test_no_acknowledged_write_is_lost_under_long_load(pair, tmp_path: Path):
+    _fail_over(pair, tmp_path, 1500)
 
 
-def _fail_over(pair, folder: Path, commits: int, record_property) -> None:
+def _fail_over(pair, folder: Path, commits: int) -> None:
     primary, standby = pair
     wait_for_standby(primary)
     location = postgres_location(url_of(standby, primary), folder / "packs")
@@ -99,7 +99,7 @@ def _fail_over(pair, folder: Path, commits: int, record_property) -> None:
         assert store.verify().problems == ()
     acknowledged = sum(len(each.acknowledged()) for each in writers)
     assert acknowledged == len(seen)
-    record_property("acknowledged_events_checked", acknowledged)
+    print(f"checked {acknowledged} acknowledged events")
 
 
 def test_a_commit_whose_outcome_died_with_the_primary_is_found_by_its_batch_id(pair):

@@ -226,7 +226,7 @@ def test_any_server_returns_what_another_one_acknowledged(deployment):
         assert stores[3].verify().ok
 
 
-def test_a_killed_server_loses_nothing_and_its_streams_resume_elsewhere(deployment, record_property):
+def test_a_killed_server_loses_nothing_and_its_streams_resume_elsewhere(deployment):
     acknowledged: list[int] = []
     victim = deployment.servers[1]
 
@@ -265,7 +265,7 @@ def test_a_killed_server_loses_nothing_and_its_streams_resume_elsewhere(deployme
         seen += [event["id"] for event in reader.events(len(journal) - len(seen))]
     assert seen == journal, "every event once and in order, from two servers"
     assert len(acknowledged) > 60
-    record_property("acknowledged_writes_checked", len(acknowledged))
+    print(f"checked {len(acknowledged)} acknowledged writes")
     with pytest.raises(TreeringError), deployment.open(1):
         raise AssertionError("it was opened")
     with deployment.open(None) as store:

@@ -237,6 +237,12 @@ export interface Cancelled {
   runs: AttemptLine[];
 }
 
+/** Where the project lives: a database without its password; ``null`` for the store's first one. */
+export interface CellLine {
+  url: string | null;
+  moving_to?: string | null;
+}
+
 /** How much `check` has read so far. */
 export interface Checked {
   objects?: number;
@@ -784,6 +790,23 @@ export interface MessageChange {
 export interface Money {
   currency: string;
   amount: number;
+}
+
+/** What a move did: where the project was and is, and for how long its writers waited. */
+export interface MoveReport {
+  project: string;
+  source: string;
+  target: string;
+  spaces: string[];
+  rows: number;
+  bytes: number;
+  pause_seconds: number;
+  seconds: number;
+}
+
+/** The database to move to, without a password; ``null`` for the store's first one. */
+export interface MoveRequest {
+  url: string | null;
 }
 
 /** Who answers questions about a tool, and what happens if nobody does. */
@@ -2781,6 +2804,20 @@ export interface Operations {
     body: undefined;
     reply: Empty;
   };
+  /** Return the database that the project lives in, and the one that it is moving to. */
+  get_cell: {
+    path: Record<string, never>;
+    query: Record<string, never>;
+    body: undefined;
+    reply: CellLine;
+  };
+  /** Move the project to another PostgreSQL database while it is used; writers wait under a second. */
+  move_project: {
+    path: Record<string, never>;
+    query: Record<string, never>;
+    body: MoveRequest;
+    reply: MoveReport;
+  };
   /** List the keys of this project. */
   list_keys: {
     path: Record<string, never>;
@@ -3152,6 +3189,8 @@ export const OPERATIONS = {
   collect_garbage: ["POST", "/store/gc"],
   forget_in_store: ["POST", "/store/forget"],
   reindex_store: ["POST", "/store/reindex"],
+  get_cell: ["GET", "/store/cell"],
+  move_project: ["POST", "/store/move"],
   list_keys: ["GET", "/keys"],
   create_key: ["POST", "/keys"],
   revoke_key: ["DELETE", "/keys/{id}"],

@@ -49,6 +49,8 @@ def add_to(app: typer.Typer) -> None:
     for command in (verify, check_deploy, gc, forget, index, reindex, copy, stats, backup, migrate):
         app.command()(command)
     app.command("bind-role")(bind_role)
+    app.command("move-project")(move_project)
+    app.command()(cells)
 
 
 @takes_store
@@ -561,3 +563,58 @@ def bind_role(
         space = None if unbind else opened.space
     line = f"{role} sees nothing any more" if unbind else f"{role} sees namespace {space} only"
     show({"role": role, "namespace": space, "read_only": read_only}, [line], as_json=as_json)
+
+
+@takes_store
+def move_project(
+    url: Annotated[
+        str | None, typer.Argument(metavar="URL", help="A PostgreSQL database, without a password.")
+    ] = None,
+    *,
+    home: Annotated[bool, typer.Option("--home", help="Move back to the store's first database.")] = False,
+    place: StorePlace,
+    as_json: JsonOption = False,
+) -> None:
+    """Move a namespace to another database while it is used.
+
+    Select the store by its first database. Writers wait for less than a second, at the end. An interrupted
+    move is finished by running it again.
+
+    Examples:
+        treering move-project postgresql://db2/agents --namespace acme
+        treering move-project --home --namespace acme
+    """
+    from treering.errors import InvalidInput
+
+    if home == (url is not None):
+        raise InvalidInput("give either the URL of a database, or --home")
+    with place.existing() as opened:
+        report = opened.move_project(url)
+    line = (
+        f"{report.project}: {report.source} -> {report.target}: {report.rows:,} rows, {size(report.bytes)} "
+        f"in {report.seconds:.1f} s; writers waited {report.pause_seconds:.2f} s"
+    )
+    show(report, [line], as_json=as_json)
+
+
+@takes_store
+def cells(*, place: StorePlace, as_json: JsonOption = False) -> None:
+    """List namespaces that live in other databases.
+
+    Examples:
+        treering cells
+    """
+    from treering.api import redacted
+
+    with place.existing(every=True) as opened:
+        found = opened.cells()
+    plain = [
+        {"namespace": name, "url": redacted(each.url) or None, "moving_to": each.to and redacted(each.to)}
+        for name, each in found.items()
+    ]
+    lines = [
+        f"{clean(name)}  {redacted(each.url) or 'home'}"
+        + ("" if each.to is None else f"  moving to {redacted(each.to) or 'home'}")
+        for name, each in found.items()
+    ]
+    show(plain, lines or ["all namespaces live in this database"], as_json=as_json)

@@ -198,6 +198,25 @@ def check_id(text: str, what: str) -> str:
     return _check_closely(text, what)
 
 
+RESERVED: Final = "treering."
+"""The prefix of spaces that treering uses itself."""
+SIDE: Final = "side."
+"""The prefix of spaces that are namespaces of a project: ``side.<length>.<project>.<name>``."""
+
+
+def side_of(project: str) -> str:
+    """Return the prefix of the side spaces of a project, unique for each project."""
+    return f"{SIDE}{len(project)}.{project}."
+
+
+def project_of(space: str) -> str:
+    """Return the project that a space belongs to."""
+    length, dot, rest = space.removeprefix(SIDE).partition(".")
+    if space.startswith(SIDE) and dot and length.isdecimal() and rest[int(length) : int(length) + 1] == ".":
+        return rest[: int(length)]
+    return space
+
+
 def check_space(text: str) -> str:
     """Return ``text`` if it is a valid name of a space (a tenant)."""
     if type(text) is str and _SPACE.fullmatch(text) is not None:

@@ -15,13 +15,11 @@ import msgspec
 
 from treering.core.clock import day_of, to_datetime
 from treering.core.engine import Engine
+from treering.core.ids import RESERVED
 from treering.core.query import SumQuery, day_start_us
 
 if TYPE_CHECKING:
     from treering.core.clock import Clock
-
-RESERVED: Final = "treering."
-"""The prefix of spaces that treering uses itself."""
 
 
 def user_spaces(engine: Engine) -> list[str]:

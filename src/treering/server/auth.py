@@ -28,8 +28,8 @@ from treering.approvals.policy import may_answer
 from treering.core.batch import ANY, Draft
 from treering.core.clock import Clock
 from treering.core.engine import Engine
+from treering.core.ids import RESERVED, SIDE, check_space, may_be_shortened, new_id, only_match
 from treering.core.ids import Scope as ErasureScope
-from treering.core.ids import check_space, may_be_shortened, new_id, only_match
 from treering.core.query import Erasure, each_ref
 from treering.core.unreadable import readable
 from treering.errors import (
@@ -41,7 +41,6 @@ from treering.errors import (
     TreeringError,
     Unauthorized,
 )
-from treering.maintenance.stats import RESERVED
 from treering.server.settings import Settings, is_loopback
 
 if TYPE_CHECKING:
@@ -54,8 +53,6 @@ Permission = Scope | Literal["approve"]
 
 SCOPES: Final[tuple[Scope, ...]] = ("read", "write", "admin")
 KEYS_SPACE: Final = f"{RESERVED}keys"
-SIDE: Final = "side."
-"""The spaces that remote stores use as namespaces of a project begin with this (`server.gateway`)."""
 _RESERVED_PROJECTS: Final = (RESERVED, SIDE)
 PREFIX: Final = "tr_"
 _REF: Final = "key/"

@@ -29,14 +29,14 @@ from treering import errors
 from treering.core.batch import Batch, Receipt
 from treering.core.content import Content
 from treering.core.engine import Engine
-from treering.core.ids import MAX_SPACE_CHARS, check_space
+from treering.core.ids import MAX_SPACE_CHARS, SIDE, check_space, side_of
 from treering.core.query import Erasure, SearchQuery, SumQuery
 from treering.core.records import Lease, Problem, Ref, Slice
 from treering.core.unreadable import collecting
 from treering.engines.remote import protocol
 from treering.errors import Corrupt, Forbidden, InvalidInput, TreeringError
 from treering.server import permissions
-from treering.server.auth import SIDE, Access
+from treering.server.auth import Access
 from treering.server.http import problem_of
 
 _MAX_SECONDS: Final = 366 * 86_400.0
@@ -72,9 +72,9 @@ def space_of(project: str, namespace: str) -> str:
             f"the key belongs to project {project!r}, so namespace={namespace!r} would be a second one "
             "inside of it; omit the namespace to use the project itself"
         )
-    space = _side(project) + check_space(namespace)
+    space = side_of(project) + check_space(namespace)
     if len(space) > MAX_SPACE_CHARS:
-        room = MAX_SPACE_CHARS - len(_side(project))
+        room = MAX_SPACE_CHARS - len(side_of(project))
         raise InvalidInput(
             f"namespace {namespace[:40]!r}... is too long for this project; use {room} characters"
         )
@@ -83,13 +83,9 @@ def space_of(project: str, namespace: str) -> str:
 
 def namespaces_of(project: str, spaces: Sequence[str]) -> list[str]:
     """Return the namespaces of a project among all spaces of an engine, by name."""
-    side = _side(project)
+    side = side_of(project)
     found = [space.removeprefix(side) for space in spaces if space.startswith(side)]
     return sorted([*found, protocol.DEFAULT_NAMESPACE] if project in spaces else found)
-
-
-def _side(project: str) -> str:
-    return f"{SIDE}{len(project)}.{project}."
 
 
 def _hello(target: GatewayTarget, _: protocol.NoArguments) -> protocol.Hello:

@@ -40,6 +40,7 @@ from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from treering.core.clock import Clock
+from treering.engines.cells import Moved
 from treering.engines.postgres.errors import ConnectionLost, connection_refused, translate
 from treering.engines.postgres.pipeline import MAX_PARAMETERS, PendingResult, Pipeline
 from treering.engines.sql.rows import Dictionary
@@ -342,8 +343,8 @@ class _WriteTransaction:
                 session.execute(_settings(is_local=True))
             self._database.refresh_clock(session)
             if self._space is not None:
-                session.lock(self._space)
-                session.exchange()
+                counters, _ = session.lock(self._space)
+                list(counters)
         except BaseException as error:
             self._leave(error)
             raise
@@ -441,7 +442,7 @@ class PostgresSession:
         """Lock the row of a space; return its counters, and the rows of batches that are committed."""
         self.pipeline.query(_RELAX)
         self.is_relaxed = True
-        counters = _PendingRows(self, self.pipeline.query(_LOCK_SPACE, (space,)))
+        counters = _Counters(self, self.pipeline.query(_LOCK_SPACE, (space,)))
         return counters, query_in_chunks(self, RECEIPTS, (space,), batches) if batches else ()
 
     def exchange(self) -> None:
@@ -480,7 +481,7 @@ class SnapshotSession(PostgresSession):
 
     def lock(self, space: int, batches: Sequence[str] = ()) -> tuple[Iterable[Row], Iterable[Row]]:
         """Return the counters of a space, and the rows of batches that are committed."""
-        counters = _PendingRows(self, self.pipeline.query(_COUNTERS, (space,)))
+        counters = _Counters(self, self.pipeline.query(_COUNTERS, (space,)))
         return counters, query_in_chunks(self, RECEIPTS, (space,), batches) if batches else ()
 
 
@@ -497,6 +498,19 @@ class _PendingRows:
         if self._pending.result is None:
             self._session.exchange()
         return iter(self._session.pipeline.rows(self._pending))
+
+
+class _Counters(_PendingRows):
+    """The counters of a space, which are waited for; raises `Moved` if it has left this database."""
+
+    def __iter__(self) -> Iterator[Row]:
+        rows = list(super().__iter__())
+        if rows and rows[0][2] < 0:
+            raise Moved(
+                "this namespace is being moved to another database, or was; open the store by the URL of its "
+                "first database, which knows where it is"
+            )
+        return iter(rows)
 
 
 def chunk_sizes(rows: int, columns: int) -> Iterable[int]:

@@ -55,7 +55,7 @@ from treering.engines.sql.commit.decide import EXPECT_OTHERS, AcceptedBatch, dec
 from treering.engines.sql.commit.write import merge_dependencies, write_group
 from treering.engines.sql.engine import BEFORE_COMMIT, SqlEngine, outcome_of
 from treering.engines.sql.objects import Objects
-from treering.engines.sql.rows import decode_phrases
+from treering.engines.sql.rows import decode_phrases, space_number
 from treering.engines.sql.search import TextIndex
 from treering.engines.sql.session import Session
 from treering.errors import Corrupt, InvalidInput, TreeringError, Unsupported
@@ -72,6 +72,9 @@ if TYPE_CHECKING:
 
 OLDEST_SERVER: Final = 12
 """The oldest PostgreSQL that the SQL is written for; the tests run on 18."""
+
+
+_HAS_LEFT: Final = "SELECT scopes_dropped < 0 FROM space WHERE no = ?"
 
 
 class PostgresEngine(SqlEngine):
@@ -102,6 +105,11 @@ class PostgresEngine(SqlEngine):
     def sql_connection(self) -> Connection[Any]:
         """Open a connection for SQL queries, which the caller closes."""
         return self._postgres.connect()
+
+    def has_left(self, space: str) -> bool:
+        """Whether a space has moved to another database (`engines.cells`)."""
+        with self._postgres.single_query() as session:
+            return (True,) in session.rows(_HAS_LEFT, (space_number(space),))
 
     def _write_space(self, space: int, group: list[EncodedBatch]) -> list[Outcome]:
         """Commit a group: decided from the cache, from a snapshot, or from what was read under the lock.

@@ -6,9 +6,11 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct, structs
 
+from treering.api import redacted
 from treering.core.clock import to_iso
 from treering.core.retention import Keep
-from treering.errors import NotFound
+from treering.engines.cells import MoveReport
+from treering.errors import Forbidden, NotFound
 from treering.maintenance.audit import AuditReport, Proof, Seal
 from treering.maintenance.forget import Forgotten
 from treering.maintenance.gc import Collection
@@ -81,6 +83,19 @@ class GrowthQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """How many days the trend covers."""
 
     last_days: Annotated[int, Meta(ge=1, le=3650)] = 7
+
+
+class CellLine(Struct, frozen=True, kw_only=True):
+    """Where the project lives: a database without its password; ``null`` for the store's first one."""
+
+    url: str | None
+    moving_to: str | None = None
+
+
+class MoveRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The database to move to, without a password; ``null`` for the store's first one."""
+
+    url: str | None
 
 
 class KeyLine(Struct, frozen=True, kw_only=True):
@@ -194,6 +209,29 @@ def reindex_store(call: Call[None, None]) -> Empty:
     return OK
 
 
+@endpoint("GET", "/store/cell", tag="store", domain="maintenance")
+def get_cell(call: Call[None, None]) -> CellLine:
+    """Return the database that the project lives in, and the one that it is moving to."""
+    cell = call.store.cells().get(call.store.space)
+    if cell is None:
+        return CellLine(url=None)
+    return CellLine(
+        url=redacted(cell.url) or None,
+        moving_to=None if cell.to is None else redacted(cell.to) or "the store's first database",
+    )
+
+
+@endpoint("POST", "/store/move", tag="store", domain="maintenance")
+def move_project(call: Call[None, MoveRequest]) -> MoveReport:
+    """Move the project to another PostgreSQL database while it is used; writers wait under a second.
+
+    Only for the operator (the key of the server's settings): the server connects with its own credentials.
+    """
+    if call.access.person is not None:
+        raise Forbidden("only the operator may move a project; use the key of TREERING_API_KEY of the server")
+    return call.store.move_project(call.body.url)
+
+
 @endpoint("GET", "/keys", tag="keys")
 def list_keys(call: Call[None, None]) -> KeyList:
     """List the keys of this project."""
@@ -233,6 +271,8 @@ ENDPOINTS: Final = (
     collect_garbage,
     forget_in_store,
     reindex_store,
+    get_cell,
+    move_project,
     list_keys,
     create_key,
     revoke_key,

@@ -1,0 +1,202 @@
+"""Cells: projects in different databases, and a project that moves while it is used."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+import treering
+from treering.core.content import Content
+from treering.core.failpoints import Injected
+from treering.core.query import EventQuery
+from treering.engines import cells
+from treering.engines.postgres.move import COPIED, SWITCHED
+from treering.engines.sql.rows import space_number
+from treering.errors import Conflict, InvalidInput, NotFound, Unsupported
+from treering.testing.failpoints import armed
+from treering.testing.portrait import portrait
+
+WRITERS = 4
+
+
+@pytest.fixture
+def urls(postgres_server, monkeypatch):
+    """The home and two cells. A store without cells soon notices the first one."""
+    monkeypatch.setattr(cells, "UNUSED_SECONDS", 0.3)
+    made = [postgres_server.create_store() for _ in range(3)]
+    yield made
+    for url in made:
+        postgres_server.drop_database(url)
+
+
+def fill(store):
+    with store.run(agent="planner", thread=store.thread("t")) as run:
+        run.message("user", "Where is my refund?")
+        with run.tool("search", input={"q": "refunds"}) as call:
+            call.output = "none"
+    store.memory.save("a/tone", "Prefers concise replies.")
+    store.thread("t").checkpoint(state={"large": "x" * 10_000})
+    store.schedules.cron("0 8 * * *", prompt="Forecast?")
+
+
+def rows_at(url, *spaces) -> int:
+    """How many rows of spaces a database has, in all tables."""
+    with psycopg.connect(url) as connection:
+        found = connection.execute(
+            "SELECT table_name FROM information_schema.columns WHERE column_name = 'space' "
+            "AND table_schema = current_schema()"
+        ).fetchall()
+        numbers = [space_number(each) for each in spaces]
+        return sum(
+            connection.execute(
+                f'SELECT count(*) FROM "{table}" WHERE space = ANY(%s)', (numbers,)
+            ).fetchone()[0]
+            for (table,) in found
+        )
+
+
+def test_a_moved_project_is_the_same_and_the_others_stay(urls):
+    home, cell, _ = urls
+    with treering.open(home, namespace="acme") as acme, treering.open(home, namespace="globex") as globex:
+        fill(acme)
+        fill(globex)
+        before, other = portrait(acme.engine, "acme"), portrait(globex.engine, "globex")
+        held = rows_at(home, "acme")
+        lease = acme.engine.claim("acme", "job", holder="me", seconds=600)
+        report = acme.move_project(cell)
+        assert (report.project, report.spaces) == ("acme", ("acme",))
+        assert report.rows > held
+        assert portrait(acme.engine, "acme") == before
+        assert portrait(globex.engine, "globex") == other
+        assert (rows_at(home, "acme"), rows_at(cell, "globex")) == (0, 0)
+        assert acme.engine.heartbeat(lease, seconds=600).token == lease.token, "its leases move too"
+        fill(acme)
+        assert acme.verify().ok
+        assert globex.verify().ok
+        assert acme.engine.spaces() == ["acme", "globex", "treering.cells"]
+        assert len(acme.memory.search("concise replies")) == 1
+    with treering.open(home, namespace="acme") as again:
+        assert again.thread("t").load().state["large"] == "x" * 10_000
+        assert [(name, where.url) for name, where in again.cells().items()] == [("acme", cell)]
+        with pytest.raises(InvalidInput, match="lives there already"):
+            again.move_project(cell)
+        again.move_project(None)
+        assert again.verify().ok
+        fill(again)
+        assert (rows_at(cell, "acme"), again.cells()["acme"].url) == (0, "")
+
+
+def test_nothing_is_lost_or_stale_while_a_project_moves_between_three_servers(urls):
+    home, first, second = urls
+    over = threading.Event()
+    pauses: list[float] = []
+
+    def write(name):
+        """Append and count, in a process of its own as far as the store knows; read back each time."""
+        acknowledged = 0
+        longest = 0.0
+        with treering.open(home, namespace="acme") as store, treering.open(home, namespace="acme") as reader:
+            while not over.is_set():
+                begun = time.monotonic()
+                store.thread(name).append(acknowledged)
+                store.state.update("total", lambda n: n + 1, default=0)
+                longest = max(longest, time.monotonic() - begun)
+                acknowledged += 1
+                assert reader.thread(name).load().messages[-1] == acknowledged - 1, "another process reads it"
+        pauses.append(longest)
+        return acknowledged
+
+    def follow():
+        seen: list[int] = []
+        with treering.open(home, namespace="acme") as store:
+            while not (over.is_set() and store.engine.wait("acme", 0, seconds=0) == (seen or [0])[-1]):
+                last = (seen or [0])[-1]
+                if store.engine.wait("acme", last, seconds=0.2) > last:
+                    page = store.engine.scan("acme", EventQuery(), after=str(last), limit=1000)
+                    seen += [record.seq for record in page.records]
+        return seen
+
+    with treering.open(home, namespace="acme") as mover, ThreadPoolExecutor(WRITERS + 1) as pool:
+        fill(mover)
+        writing = [pool.submit(write, f"w{number}") for number in range(WRITERS)]
+        following = pool.submit(follow)
+        try:
+            reports = [mover.move_project(url) for url in (first, second, None)]
+        finally:
+            over.set()
+        counts = [each.result() for each in writing]
+        seen = following.result()
+        assert seen == sorted(set(seen))
+        assert all(each.pause_seconds < 1 for each in reports), [each.pause_seconds for each in reports]
+        assert mover.state.get("total") == sum(counts)
+        for number, count in enumerate(counts):
+            assert mover.thread(f"w{number}").load().messages == list(range(count))
+        assert mover.verify().ok
+    assert sum(counts) > 0
+    print(f"checked {sum(counts)} acknowledged writes")
+    print(f"pauses {[each.pause_seconds for each in reports]} s, longest write {max(pauses):.2f} s")
+
+
+@pytest.mark.parametrize("failpoint", [COPIED, SWITCHED])
+def test_an_interrupted_move_changes_nothing_or_has_happened(urls, failpoint):
+    home, cell, _ = urls
+    with treering.open(home, namespace="acme") as store:
+        fill(store)
+        with armed(failpoint, "raise"), pytest.raises(Injected):
+            store.move_project(cell)
+        store.thread("t").append("while interrupted", on_conflict="retry")
+        with treering.open(home, namespace="acme") as other:
+            assert other.thread("t").load().messages[-1] == "while interrupted"
+        has_moved = failpoint == SWITCHED
+        assert store.engine.home.has_left("acme") is has_moved
+        store.move_project(cell)
+        assert store.thread("t").load().messages[-1] == "while interrupted"
+        assert store.verify().ok
+        assert rows_at(home, "acme") == 0
+
+
+def test_batches_submitted_during_a_move_are_committed_in_order(urls):
+    home, cell, _ = urls
+    over = threading.Event()
+    with treering.open(home, namespace="acme") as store, ThreadPoolExecutor(1) as pool:
+        fill(store)
+
+        def submit():
+            futures = []
+            while not over.is_set() or len(futures) < 50:
+                draft = store.draft()
+                draft.append("list", Content("text", b"%d" % len(futures)), scope="/a/b", at=len(futures))
+                futures.append(store.engine.submit(draft.batch()))
+                time.sleep(0.002)
+            return [each.result(60).last_seq for each in futures]
+
+        submitting = pool.submit(submit)
+        store.move_project(cell)
+        over.set()
+        seqs = submitting.result()
+        assert seqs == sorted(seqs)
+        items = store.engine.read_list("acme", "list", 0, len(seqs))
+        assert [int(each.data) for each in items] == list(range(len(seqs)))
+        assert store.verify().ok
+
+
+def test_what_cannot_move_is_refused_and_nothing_changes(urls, tmp_path):
+    home, cell, _ = urls
+    with treering.open(home, namespace="acme") as store:
+        with pytest.raises(NotFound, match="nothing was ever written"):
+            store.move_project(cell)
+        fill(store)
+        with pytest.raises(InvalidInput, match="password"):
+            store.move_project("postgresql://me:secret@db/agents")
+        with treering.open(cell, namespace="acme") as taken:
+            taken.thread("t").append("mine")
+        with pytest.raises(Conflict, match="of its own"):
+            store.move_project(cell)
+        assert store.cells() == {}
+        store.thread("t").append("still here", on_conflict="retry")
+    with treering.open(tmp_path / "store") as local, pytest.raises(Unsupported, match="treering copy"):
+        local.move_project(cell)
