@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
-from treering.cli.console import clean, counts, show, size
+from treering.cli.console import clean, counts, limited, show, size
 from treering.cli.options import (
     AllOption,
     JsonOption,
+    LimitOption,
     StoreBlobsOption,
     StoreOption,
     StorePlace,
@@ -598,7 +599,7 @@ def move_project(
 
 
 @takes_store
-def cells(*, place: StorePlace, as_json: JsonOption = False) -> None:
+def cells(*, limit: LimitOption = 100, place: StorePlace, as_json: JsonOption = False) -> None:
     """List namespaces that live in other databases.
 
     Examples:
@@ -607,7 +608,7 @@ def cells(*, place: StorePlace, as_json: JsonOption = False) -> None:
     from treering.api import redacted
 
     with place.existing(every=True) as opened:
-        found = opened.cells()
+        found = dict(limited(opened.cells().items(), limit))
     plain = [
         {"namespace": name, "url": redacted(each.url) or None, "moving_to": each.to and redacted(each.to)}
         for name, each in found.items()
