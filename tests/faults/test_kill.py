@@ -61,6 +61,8 @@ ELSEWHERE = {
     "effect.ended",
     "effect.started",
     "history.stored",
+    "move.copied",
+    "move.switched",
     "prune.copied",
     "prune.deleted",
     "prune.dropped",
@@ -72,7 +74,7 @@ ELSEWHERE = {
     "transfer.staged",
     "transfer.stored",
 }
-"""Failpoints that the tests of `effects`, `engines/sqlite`, `importers`, `workspaces` and `sandbox` cover."""
+"""Failpoints that the tests of `effects`, `engines`, `importers`, `workspaces` and `sandbox` cover."""
 
 FATES = {"commit.begin": "absent", "commit.before_commit": "absent", "commit.after_commit": "whole"}
 """Whether a batch is stored if its writer dies there."""
