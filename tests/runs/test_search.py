@@ -65,6 +65,18 @@ def test_a_hit_with_more_of_the_words_comes_first(store):
     assert "umbrella was sent on Monday" in hits[0].snippet
 
 
+def test_a_snippet_of_messages_says_what_they_say(store):
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is my kettle?"}]
+    call = {"type": "tool_use", "id": "t1", "name": "track", "input": {"item": "kettle"}}
+    with store.run(agent="clerk") as run, run.span("answer", kind="llm", input={"messages": asked}) as span:
+        span.output = {"role": "assistant", "content": [call]}
+    store.flush()
+    found = {hit.part: hit.snippet for hit in store.timeline.search("kettle").hits}
+    assert found == {"input": "Be brief. Where is my kettle?", "output": '→ track({"item":"kettle"})'}
+    (by_field,) = store.timeline.search("tool_use").hits
+    assert "tool_use" in by_field.snippet
+
+
 def test_accents_and_endings_do_not_matter(store):
     recorded(store)
     assert store.timeline.search("jose").hits

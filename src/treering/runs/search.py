@@ -30,7 +30,7 @@ import msgspec
 from treering.core.batch import ABSENT, Draft, Text
 from treering.core.clock import to_iso
 from treering.core.content import Address
-from treering.core.encoding import decode_json, encode, encode_json
+from treering.core.encoding import decode, decode_json, encode, encode_json
 from treering.core.ids import Scope, thread_of_key
 from treering.core.query import (
     MAX_PAGE,
@@ -43,6 +43,7 @@ from treering.core.query import (
 )
 from treering.core.text import folded, query_terms, stem, text_of, words
 from treering.errors import Corrupt, InvalidInput, MissingObjects, NotFound, ReadOnly, RefMoved
+from treering.runs.messages import message_text, read_messages
 from treering.runs.span import MESSAGE, OPEN, SPAN, RunRow
 
 if TYPE_CHECKING:
@@ -179,7 +180,11 @@ class EventIndex:
         return (each for each in found if block.first_seq <= each.seq <= block.last_seq)
 
     def texts(self, contents: Sequence[SearchableContent]) -> Iterator[tuple[SearchableContent, str]]:
-        """Fetch the text of each content; missing or corrupt ones are skipped, for `verify` to report."""
+        """Fetch the text of each content, as `fetch` does."""
+        return ((each, text_of(content)) for each, content in self.fetch(contents))
+
+    def fetch(self, contents: Sequence[SearchableContent]) -> Iterator[tuple[SearchableContent, Content]]:
+        """Fetch each content; missing or corrupt ones are skipped, for `verify` to report."""
         try:
             fetched: Sequence[Content | None] = self._engine.get(
                 self._space, [each.address for each in contents]
@@ -188,7 +193,7 @@ class EventIndex:
             fetched = [self._fetch(each.address) for each in contents]
         for each, content in zip(contents, fetched, strict=True):
             if content is not None:
-                yield each, text_of(content)
+                yield each, content
 
     def remove(self, run: str) -> list[str]:
         """Remove a run's words from the index, and return the refs that are to be erased with the run."""
@@ -445,12 +450,23 @@ def search(engine: Engine, space: str, query: TimelineSearch) -> SearchResult:
     matches.scan(tail.records)
     is_partial = not _scan_blocks(engine, space, index, query, matches)
     best = sorted(matches.found, key=_Match.order)[: query.limit]
+    read = index.fetch([each.content for each in best])
+    said = {content.address: _said(found) for content, found in read}
     return SearchResult(
-        hits=tuple(each.hit() for each in best),
+        hits=tuple(each.hit(said.get(each.content.address, ""), query_words) for each in best),
         words=query_words.terms,
         is_partial=is_partial,
         not_indexed=tail.unread,
     )
+
+
+def _said(content: Content) -> str:
+    """Return what the messages in a content say; nothing if it holds none."""
+    try:
+        messages = read_messages(decode(content))
+    except Corrupt:
+        return ""
+    return "\n".join(map(message_text, messages or ()))
 
 
 def _scan_blocks(
@@ -518,8 +534,9 @@ class _Match:
         row = self.content.row
         return -len(self.stems), -row.event.ts_us, -row.seq
 
-    def hit(self) -> Hit:
-        """Return the match as a `Hit`."""
+    def hit(self, said: str, query_words: QueryWords) -> Hit:
+        """Return the match as a `Hit`, with a snippet of what messages say if the words are in that."""
+        text = said if query_words.found_in(said) >= self.stems else self.text
         row = self.content.row
         event = row.event
         thread, namespace = thread_of_key(event.thread)
@@ -538,7 +555,7 @@ class _Match:
             name=event.name,
             role=event.role,
             matched=len(self.stems),
-            snippet=snippet_of(self.text, self.stems),
+            snippet=snippet_of(text, self.stems),
         )
 
 
