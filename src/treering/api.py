@@ -24,6 +24,7 @@ from treering.core.ids import check_space
 from treering.core.storage import Blobs
 from treering.errors import InvalidInput, MissingExtra, NotFound, Unreachable, Unsupported
 from treering.maintenance.stats import RESERVED
+from treering.plugins import load_plugin, plugins
 from treering.store import Store
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def open(
     if api_key is not None and not api_key.strip():
         raise InvalidInput("api_key is empty; pass a key of the server, or leave it out for TREERING_API_KEY")
     options = _Options(durability=durability, blobs=blobs, clock=SystemClock(), api_key=api_key)
-    engine = _with_slow_log(_ENGINES[location.scheme](location, options))
+    engine = _with_slow_log(_ENGINES.get(location.scheme, _open_plugin)(location, options))
     return Store(engine, space=space, folder=location.folder, opener=open)
 
 
@@ -241,7 +242,9 @@ def locate(url: str | Path | None) -> StoreLocation:
     scheme = found["scheme"].lower()
     if scheme == "sqlite" and found["slashes"] and len(url) > found.end() + 1 and url[found.end()] == "/":
         return _folder(Path(url[found.end() + 1 :]))
-    if scheme == "sqlite" or scheme not in _ENGINES or not (found["slashes"] or scheme == "memory"):
+    if scheme == "sqlite" or not (found["slashes"] or scheme == "memory"):
+        raise InvalidInput(f"{redacted(url)[:200]!r} is not a store; {_FORMS}")
+    if scheme not in _ENGINES and scheme not in plugins("engines"):
         raise InvalidInput(f"{redacted(url)[:200]!r} is not a store; {_FORMS}")
     return StoreLocation(scheme=scheme, url=url)
 
@@ -431,6 +434,19 @@ def _open_remote(location: StoreLocation, options: _Options) -> Engine:
     if options.blobs is not None:
         raise InvalidInput(f"{location.display} is a server with its own object storage; leave blobs out")
     return open_remote(location.url, api_key=options.api_key or os.environ.get(KEY_ENVIRONMENT) or None)
+
+
+def _open_plugin(location: StoreLocation, options: _Options) -> Engine:
+    """Open a store with the engine that an installed package adds for its scheme."""
+    opener = load_plugin("engines", location.scheme)
+    if opener is None:
+        raise InvalidInput(f"{location.display} is not a store; {_FORMS}")
+    return opener(
+        location.url,
+        durability=options.durability,
+        blobs=_open_blobs(options.blobs),
+        clock=options.clock,
+    )
 
 
 _ENGINES: Final[dict[str, Callable[[StoreLocation, _Options], Engine]]] = {

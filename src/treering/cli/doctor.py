@@ -25,6 +25,7 @@ import typer
 
 from treering.cli.console import clean, rows, show, size
 from treering.cli.options import JsonOption, StorePlace, takes_store
+from treering.plugins import GROUPS, plugins
 
 if TYPE_CHECKING:
     from treering.api import StoreLocation
@@ -197,6 +198,11 @@ def check_extras() -> Iterator[Finding]:
             detail=f"too old: {', '.join(outdated)}" if outdated else installed,
             advice=f"pip install -U 'treering[{extra}]'" if outdated else "",
         )
+    for group in GROUPS:
+        for name, found in sorted(plugins(group).items()):
+            package = "" if found.dist is None else f" of {found.dist.name} {found.dist.version}"
+            detail = f"treering.{group}: {found.value}{package}"
+            yield Finding(what=f"plugin {name}", status="ok", detail=detail)
     if missing:
         yield Finding(
             what="extras",

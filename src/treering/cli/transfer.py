@@ -320,6 +320,25 @@ def otlp(
     _run("otlp", _there(source), place, dry_run=dry_run, strict=strict, as_json=as_json)
 
 
+@app.command()
+@takes_store
+def plugin(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The importer's name in its entry point.")],
+    source: Annotated[str, typer.Argument(metavar="PATH", help="A file or folder.")],
+    *,
+    dry_run: DryRunOption = False,
+    strict: StrictOption = False,
+    place: StorePlace,
+    as_json: JsonOption = False,
+) -> None:
+    """What the importer of an installed package reads.
+
+    Examples:
+        treering import plugin crewai runs.json --dry-run
+    """
+    _run(name, _there(source), place, dry_run=dry_run, strict=strict, as_json=as_json)
+
+
 # -----------------------------------------------------------------------------------------------------------
 # The commands that write histories out: export.
 
@@ -494,9 +513,9 @@ def _run(
     """
     from treering.api import locate, probe
     from treering.api import open as open_store
-    from treering.importers.registry import importer, load_function
+    from treering.importers.registry import find_importer
 
-    function = partial(load_function(importer(name).function), source, strict=strict, **options)
+    function = partial(find_importer(name), source, strict=strict, **options)
     report: Any = None  # one of the two below makes it
     located = locate(place.store)
     is_there = probe(located).exists

@@ -24,6 +24,7 @@ from treering.core.clock import day_of, to_datetime
 from treering.core.query import day_start_us
 from treering.errors import InvalidInput, NotFound
 from treering.importers.lines import UNREADABLE, refuse_bad
+from treering.plugins import load_plugin, plugins
 from treering.runs.prices import prices
 
 if TYPE_CHECKING:
@@ -164,6 +165,18 @@ def load_function(name: str) -> Any:
 def importer(name: str) -> Importer:
     """Return an importer by its name."""
     return next(each for each in IMPORTERS if each.name == name)
+
+
+def find_importer(name: str) -> Callable[..., ImportReport]:
+    """Return the function of an importer: one of those here, or one that an installed package adds."""
+    for each in IMPORTERS:
+        if each.name == name:
+            return load_function(each.function)
+    found = load_plugin("importers", name)
+    if found is None:
+        names = ", ".join(sorted({*(each.name for each in IMPORTERS), *plugins("importers")}))
+        raise InvalidInput(f"importer {name!r} is unknown; use one of: {names}")
+    return found
 
 
 _UNREADABLE: Final = "the file cannot be read"

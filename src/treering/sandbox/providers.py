@@ -10,12 +10,12 @@ the provider and keep its own ids of sandboxes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Final, Literal, Protocol, cast
 
 from treering.core.ids import check_space
 from treering.errors import InvalidInput
+from treering.plugins import load_plugin, plugins
 from treering.sandbox.profiles import AgentProfile
 
 WorkspaceMode = Literal["knowledge", "swe"]
@@ -23,7 +23,6 @@ Output = Callable[[str, bytes], None]
 """Called with ``stdout`` or ``stderr`` and one line, including its newline."""
 
 LOCAL: Final = "local"
-GROUP: Final = "treering.sandbox_providers"
 
 
 class RunningProgram(Protocol):
@@ -160,15 +159,13 @@ def find_provider(provider: str | SandboxProvider) -> SandboxProvider:
         from treering.sandbox.local import LocalProvider
 
         return LocalProvider()
-    found = entry_points(group=GROUP)
-    for each in found:
-        if each.name == provider:
-            loaded: Any = each.load()
-            return _check(cast("SandboxProvider", loaded() if isinstance(loaded, type) else loaded))
-    names = ", ".join(sorted({LOCAL, *_registered, *found.names}))
+    loaded = load_plugin("sandbox_providers", provider)
+    if loaded is not None:
+        return _check(cast("SandboxProvider", loaded() if isinstance(loaded, type) else loaded))
+    names = ", ".join(sorted({LOCAL, *_registered, *plugins("sandbox_providers")}))
     raise InvalidInput(
         f"provider={provider!r} is unknown; use one of: {names}. Others come with packages that "
-        f"have an entry point in {GROUP!r}, or from register_provider"
+        "have an entry point in 'treering.sandbox_providers', or from register_provider"
     )
 
 
