@@ -3,10 +3,11 @@
     make demo            (or: python examples/demo.py)
 
 Two agents build and test a small program (see demo_job.py) in a separate process, which is killed with
-SIGKILL while it writes a file. Another process resumes the work; then it is rewound together with its files,
-forked with another prompt, and both branches are compared: messages, state, files and cost. Everything
-printed is read back from the store. Finally the dashboard is served on this data until Ctrl-C, unless
-``--no-serve`` is given or the output is not a terminal.
+SIGKILL while it writes a file. Another process resumes the work; then it is rewound together with its
+files, forked with another prompt, and both branches are compared: messages, state, files and cost. A third
+agent is killed while it pays, twice, and each payment is made once. Everything printed is read back from
+the store. Finally the dashboard is served on this data until Ctrl-C, unless ``--no-serve`` is given or the
+output is not a terminal.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from demo_job import CODER, LEAD, MODELS, Job, test_run
+from demo_payment import kill_payments
 from demo_rerun import FROM_STEP, run_again, show_reruns
 
 import treering
@@ -94,7 +96,13 @@ def play(folder: Path) -> None:
             all(each.verify.is_ok for each in made.reruns), "the tests of the original and of each rerun pass"
         )
 
-        title("8. Verify the store")
+    title("8. A payment is killed in the middle, and made once")
+    booked, effects = kill_payments(place)
+    check(booked == ["refund of 4711", "carrier of 4711"], "each payment was made once")
+    check({each[1] for each in effects} == {"done"}, "the store knows what became of each call")
+
+    with treering.open(place) as store:
+        title("9. Verify the store")
         verified, stats = store.verify(), store.stats()
         check(verified.ok, f"verify: {verified.checked.bytes:,} bytes read, all hashes match")
         print(f"   {stats.rows['commits']} commits, {stats.disk_bytes or 0:,} bytes on disk")

@@ -45,6 +45,16 @@ def test_it_says_that_nothing_was_lost(played):
     assert "on disk: 75 of 150 bytes of slugs.py" in printed
 
 
+def test_killed_payments_were_made_once(played):
+    folder, printed = played
+    assert "ok: each payment was made once" in printed
+    assert "nobody knows: pay_carrier {'order': '4711'}" in printed
+    with treering.open(folder / "store") as store:
+        made = {each.tool: each for each in store.effects.list(thread_id="shop/refund-4711")}
+        assert (made["refund"].attempt, made["pay_carrier"].attempt) == (2, 1)
+        assert made["pay_carrier"].decided_by == "ann"
+
+
 def test_the_second_process_made_the_open_call_again_and_no_other(played):
     folder, _printed = played
     with treering.open(folder / "store") as store:
