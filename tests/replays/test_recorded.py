@@ -7,6 +7,7 @@ import json
 import random
 import stat
 import string
+import sys
 import time
 import uuid
 from datetime import UTC, datetime
@@ -18,10 +19,13 @@ import httpx
 import pytest
 
 import treering
+from tests.replays import test_frameworks as frameworks
 from tests.replays.provider import Provider, plan
 from tests.replays.refunds import PAID, QUESTION, Refunds
+from tests.replays.test_proxy import PROGRAM, WORK, upstreams
 from treering.agent import create_agent
 from treering.errors import Conflict, InvalidInput, NotFound
+from treering.replays.commands import record_command
 from treering.replays.fixtures import RecordedTest, list_tests, read_test, record_test, write_test
 from treering.replays.recorded import ReplayedRun, record_again, run_recorded
 from treering.replays.replay import Diverged, NetworkBlocked, Tolerance
@@ -455,3 +459,47 @@ def test_a_recording_without_an_entry_says_what_to_pass(store, server, tmp_path)
     test = write_test(record_test(store, run.id, "bare"), tmp_path)
     with pytest.raises(NotFound, match="pass agent="):
         replayed(test, None, tmp_path)
+
+
+# Commands
+
+
+def test_a_recorded_command_is_a_test_too(server, store, tmp_path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "before.txt").write_text("was here")
+    run, done = record_command(
+        store, command=[sys.executable, "-c", PROGRAM, WORK], workspace=work, upstreams=upstreams(server)
+    )
+    assert done.exit_code == 0, done.output
+    test = write_test(record_test(store, run.id, "command"), tmp_path / "recordings")
+    assert test.path is not None
+    assert str(tmp_path) not in test.path.read_text()
+    asked = server.count
+    again = replayed(test, None, tmp_path)
+    assert again.final.startswith("Finished in ")
+    assert dict(again.files) == {"a.txt": "one", "b.txt": "two", "before.txt": "was here"}
+    assert again.output.exit_code == 0
+    assert server.count == asked
+    command = [sys.executable, "-c", PROGRAM, plan("Something else.")]
+    given = {"command": command, "prompt": None, "agent": "program", "model": None}
+    assert "step 1" in diverged(test, None, tmp_path, arguments=given)
+
+
+@pytest.mark.parametrize("framework", frameworks.AGENTS, ids=lambda each: each.__name__)
+def test_each_framework_can_be_tested_so(server, store, tmp_path, framework) -> None:
+    def agent(model: str = "gpt-5") -> str:
+        return framework(server, stream=True, model=model)
+
+    with treering.record(store, entry=agent) as run:
+        first = agent()
+    test = write_test(record_test(store, run.id, "forecast"), tmp_path / "recordings")
+    asked, called = server.count, len(frameworks.CALLS)
+    again = replayed(test, agent, tmp_path)
+    assert again.output == first
+    assert server.count == asked
+    assert again.tools == test.tools
+    is_caught = framework is not frameworks.gemini  # the test itself calls its tool there
+    assert (len(frameworks.CALLS) == called) == is_caught
+    assert "model" in diverged(test, agent, tmp_path, arguments=["gpt-5-mini"])
+    assert replayed(test, agent, tmp_path, real_tools=True).output == first

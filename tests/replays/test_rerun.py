@@ -14,8 +14,10 @@ import pytest
 
 import treering
 from tests.replays.provider import Provider, plan
+from tests.server.running import remote
 from treering.agent import create_agent, tool
 from treering.replays.comparison import compare_reruns
+from treering.replays.fixtures import record_test, write_test
 from treering.replays.replay import Diverged
 from treering.runs.exchanges import read_exchanges
 
@@ -204,6 +206,20 @@ def test_a_rerun_cannot_write_to_the_folder_of_the_original(server, store, tmp_p
     (folder / "note.txt").write_text("afterwards everything is as usual")
 
 
+@pytest.mark.parametrize("name", ["work", "./work", Path("work")], ids=repr)
+def test_a_relative_name_of_the_folder_leads_to_that_of_the_fork(
+    server, store, tmp_path, monkeypatch, name
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with treering.record(store, workspace="work", entry=work, arguments=[server.url, name]) as run:
+        work(server.url, str(name))
+    original = digest(tmp_path / "work")
+    (one,) = treering.rerun(store, run.id, from_step=2).reruns
+    assert (one.status, one.departure, one.files) == ("ok", None, ()), one.error
+    assert contents(Path(one.folder or "")) == {"a.txt": "three", "b.txt": "two"}
+    assert digest(tmp_path / "work") == original
+
+
 # Threads, memory and effects
 
 
@@ -380,3 +396,23 @@ def test_a_server_is_not_needed_before_the_step(server: Provider, store, recorde
     made = treering.rerun(store, recorded, from_step=STEPS + 1)
     assert server.count == 0
     assert made.reruns[0].tokens == 0
+
+
+def test_a_run_in_a_remote_store_is_recorded_replayed_and_rerun(server, tmp_path) -> None:
+    folder = tmp_path / "work"
+    arguments = [server.url, str(folder)]
+    with remote() as far:
+        with treering.record(far, agent="writer", workspace=folder, entry=work, arguments=arguments) as run:
+            work(*arguments)
+        asked = server.count
+        with treering.replay(far, run.id, complete=True):
+            assert work(*arguments) == "Done."
+        assert server.count == asked
+        made = treering.rerun(far, run.id, from_step=3, model="other-2", folder=tmp_path / "forks")
+        (one,) = made.reruns
+        assert one.status == "ok", one.error
+        assert (one.departure and one.departure.step) == 5
+        assert contents(Path(one.folder or "")) == {"a.txt": "one", "b.txt": "two"}
+        assert compare_reruns(far, run.id) == made
+        test = write_test(record_test(far, run.id, "far"), tmp_path / "recordings")
+        assert [each.step for each in test.steps] == list(range(1, STEPS + 1))

@@ -1001,7 +1001,9 @@ class RecordedRun:
             name = self._entry if isinstance(self._entry, str) else entry_name(self._entry)
             if name is not None:
                 start["entry"] = name
-            start["arguments"] = plain(_with_paths_as_text(self._arguments))
+            start["arguments"] = _with_whole_path(
+                plain(_with_paths_as_text(self._arguments)), self._workspace
+            )
         self._run = run = self._make({START: start})
         if self._entry is not None and not isinstance(self._entry, str):
             state.entries[run.id] = self._entry
@@ -1146,6 +1148,22 @@ def _with_paths_as_text(value: Any) -> Any:
         return {name: _with_paths_as_text(each) for name, each in cast("Mapping[str, Any]", value).items()}
     if isinstance(value, (list, tuple)):
         return [_with_paths_as_text(each) for each in cast("Sequence[Any]", value)]
+    return value
+
+
+def _with_whole_path(value: Any, folder: Path | None) -> Any:
+    """Return arguments whose relative names of a folder are absolute, as a fork and a test replace them."""
+    here = Path.cwd()
+    if folder is None or folder == here or not folder.is_relative_to(here):
+        return value
+    name = folder.relative_to(here).as_posix()
+    if isinstance(value, Mapping):
+        fields = cast("Mapping[str, Any]", value)
+        return {key: _with_whole_path(each, folder) for key, each in fields.items()}
+    if isinstance(value, list):
+        return [_with_whole_path(each, folder) for each in cast("list[Any]", value)]
+    if isinstance(value, str) and f"{value.removeprefix('./')}/".startswith(f"{name}/"):
+        return str(folder) + value.removeprefix("./")[len(name) :]
     return value
 
 

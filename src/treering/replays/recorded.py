@@ -77,10 +77,12 @@ class Files(Mapping[str, str]):
         self.folder = folder
 
     def __getitem__(self, path: str) -> str:
+        __tracebackhide__ = True
         return self.bytes_of(path).decode()
 
     def bytes_of(self, path: str) -> bytes:
         """Return the content of a file."""
+        __tracebackhide__ = True
         file = self.folder / path
         if not file.is_file():
             raise KeyError(f"{path!r} is not among the files: {', '.join(self) or '(none)'}")
