@@ -95,6 +95,7 @@ class CellEngine:
             space = first if isinstance(first, str) else first.space
             return self._call(space, lambda engine: getattr(engine, name)(first, *rest, **options))
 
+        self.__dict__[name] = routed  # found at once from now on
         return routed
 
     def engine_of(self, space: str) -> Any:
