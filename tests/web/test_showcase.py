@@ -38,6 +38,8 @@ VIEWS = {
     "memory-right-to-left": (f"#/memory/{quote('עברית/שלום', safe='')}", showcase.HEBREW),
     "workspace": ("#/workspace", "a note that is rather long"),
     "schedules": ("#/schedules", "Look at every open ticket"),
+    "approvals": ("#/approvals", "send_refund"),
+    "effects-none": ("#/effects", "No effects"),
     "cost": ("#/cost?days=all", "By model"),
 }
 

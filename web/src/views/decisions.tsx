@@ -70,6 +70,7 @@ function Decisions<T>({
   one,
   filter,
   empty,
+  advice,
   changes,
 }: {
   title: string;
@@ -82,6 +83,7 @@ function Decisions<T>({
   one: (reload: () => void) => ComponentChildren;
   filter: ComponentChildren;
   empty: string;
+  advice: ComponentChildren;
   changes: string;
 }) {
   const { query } = route.value;
@@ -96,7 +98,10 @@ function Decisions<T>({
         </form>
       </Head>
       <Answer asked={asked} what={`Loading ${title.toLowerCase()}`}>
-        {(items) => (
+        {(items) =>
+          items.length === 0 && !id ? (
+            <Empty title={empty}>{advice}</Empty>
+          ) : (
           <div class={`panes schedule-panes ${id ? "chosen" : ""}`}>
             {items.length === 0 ? (
               <Empty title={empty} />
@@ -114,7 +119,8 @@ function Decisions<T>({
             )}
             {id ? one(asked.reload) : <Empty title="Choose one">What is known about it is shown here.</Empty>}
           </div>
-        )}
+          )
+        }
       </Answer>
     </div>
   );
@@ -150,21 +156,32 @@ export function Approvals({ id }: { id: string | undefined }) {
       idOf={(each) => each.approval.id}
       changes="approval"
       empty="No questions"
+      advice={<>Calls that agents may not make without a person wait here: <code>store.approvals.request("refund", …)</code></>}
       filter={<Choice label="Status" name="status" values={["open", "answered", "closed"]} />}
       row={({ approval }) => (
         <a class="document-line" href={href(["approvals", approval.id], query)}>
           <span class="document-name">
-            <strong class="cut">{approval.calls.map((each) => each.tool).join(", ") || approval.text || "question"}</strong>
+            <strong class="cut">{nameOf(approval)}</strong>
             <Status status={approval.status} />
           </span>
-          <span class="muted">
-            {approval.agent ?? "an agent"} · {approval.thread_id} · <Time at={approval.asked_at_us} />
+          <span class="muted cut">
+            <Time at={approval.asked_at_us} /> · {approval.agent ?? "an agent"} · {approval.thread_id}
           </span>
         </a>
       )}
       one={(reload) => <OneQuestion key={id} id={id!} onDone={reload} />}
     />
   );
+}
+
+/** The tools that are to be called, or what is asked in other words. */
+function nameOf({ calls, text, question }: Question["approval"]): string {
+  const tools = calls.map((each) => each.tool).join(", ");
+  if (tools || text) return tools || text!;
+  if (typeof question === "string") return question;
+  const { tool, action, name } = (question ?? {}) as Record<string, unknown>;
+  const named = [tool, action, name].find((each) => typeof each === "string");
+  return (named as string | undefined) ?? "Question";
 }
 
 function OneQuestion({ id, onDone }: { id: string; onDone: () => void }) {
@@ -193,8 +210,8 @@ function OneQuestion({ id, onDone }: { id: string; onDone: () => void }) {
             <a class="back" href={href(["approvals"], route.value.query)}>
               All questions
             </a>
-            <h2>{approval.calls.map((each) => each.tool).join(", ") || "Question"}</h2>
-            {approval.text && <p>{approval.text}</p>}
+            <h2>{nameOf(approval)}</h2>
+            {approval.text && approval.text !== nameOf(approval) && <p>{approval.text}</p>}
             <dl class="figures small">
               <Figure label="status" value={<Status status={approval.status} />} note={decided_by.join(", ")} />
               <Figure label="asked" value={<Time at={approval.asked_at_us} />} note={approval.agent ?? undefined} />
@@ -268,6 +285,7 @@ export function Effects({ id }: { id: string | undefined }) {
       idOf={(each) => each.effect.id}
       changes="effect"
       empty="No effects"
+      advice={<>Tool calls that are made once, whatever crashes, are listed here: <code>store.effects.plan(…)</code></>}
       filter={<Choice label="State" name="status" values={STATUSES} />}
       row={({ effect }) => (
         <a class="document-line" href={href(["effects", effect.id], query)}>
@@ -275,9 +293,9 @@ export function Effects({ id }: { id: string | undefined }) {
             <strong class="cut">{effect.tool}</strong>
             <Status status={effect.status} />
           </span>
-          <span class="muted">
-            {effect.thread_id ?? brief(effect.id)} · {effect.attempt} {effect.attempt === 1 ? "attempt" : "attempts"} ·{" "}
-            <Time at={effect.planned_at_us} />
+          <span class="muted cut">
+            <Time at={effect.planned_at_us} /> · {effect.attempt} {effect.attempt === 1 ? "attempt" : "attempts"} ·{" "}
+            {effect.thread_id ?? brief(effect.id)}
           </span>
         </a>
       )}
