@@ -147,3 +147,16 @@ def test_a_safe_tool_is_called_again_and_leaves_no_effect(store, shop) -> None:
     run(store, shop, [call(id="second")], replay={"pay": "safe"})
     assert shop.paid == ["1", "1"]
     assert list(store.effects.list()) == []
+
+
+def test_a_model_reads_the_compact_view_and_the_thread_keeps_everything(store, shop) -> None:
+    run(store, shop, given="one")
+    run(store, shop, given="two")
+    store.thread("t").compact("They said one and two.", keep_last=1)
+    session = TreeringSession("t", store)
+    items = asyncio.run(session.get_items())
+    assert [each.get("role") for each in items] == ["user", "assistant"]
+    assert "They said one and two." in str(items[0])
+    run(store, shop, given="three")
+    assert len(asyncio.run(session.get_items())) == 4
+    assert store.thread("t").load().message_count == 6

@@ -32,6 +32,7 @@ from treering.errors import InvalidInput, MissingExtra, Vetoed
 from treering.runs.span import current_node
 from treering.sync_async import Closing
 from treering.threads.checkpoint import MESSAGES, Checkpoint
+from treering.threads.hooks import COMPACTIONS
 from treering.threads.thread import ThreadMoved
 
 try:
@@ -135,7 +136,8 @@ class TreeringSession(Closing):
         """Return the conversation, or its last ``limit`` items (default: the limit of the session's
         settings).
 
-        As in the SDK's own sessions, a negative limit means none. Only the returned items are read.
+        As in the SDK's own sessions, a negative limit means none. Only the returned items are read. A thread
+        that was compacted (`Thread.compact`) begins with its summary; the full conversation stays stored.
         """
         if limit is None and self.session_settings is not None:
             limit = self.session_settings.limit
@@ -361,7 +363,7 @@ class TreeringSession(Closing):
             return []
         tail = _turn_items(_unfinished(checkpoint))
         if limit is None:
-            return checkpoint.items(MESSAGES) + tail
+            return _whole_view(checkpoint) + tail
         return checkpoint.last_messages(max(limit - len(tail), 0)) + tail[-limit:]
 
     def _appending(self, items: list[Item]) -> Callable[[Checkpoint | None], Checkpoint]:
@@ -543,6 +545,13 @@ def _checked_items(given: Any) -> list[Item]:
 
 def _call_ids(items: list[Item]) -> list[str]:
     return [item["call_id"] for item in items if item.get("type") == "function_call"]
+
+
+def _whole_view(checkpoint: Checkpoint) -> list[Item]:
+    """Return what a model is given of the conversation: all of it, or what a compaction leaves."""
+    if COMPACTIONS not in checkpoint.record.lists:
+        return checkpoint.items(MESSAGES)
+    return checkpoint.compact_view().messages
 
 
 def _length(checkpoint: Checkpoint | None) -> int:
