@@ -15,6 +15,8 @@ import { Compare } from "./views/compare";
 import { Cost } from "./views/cost";
 import { Approvals, Effects } from "./views/decisions";
 import { Memory } from "./views/memory/memory";
+import { Debugger } from "./views/run/debugger";
+import { Reruns } from "./views/run/reruns";
 import { Run } from "./views/run/run";
 import { Runs } from "./views/runs";
 import { Schedules } from "./views/schedules";
@@ -76,12 +78,20 @@ const HELP: readonly (readonly [string, readonly (readonly [string, string])[]])
       ["C  E", "collapse all, expand all"],
     ],
   ],
+  [
+    "Steps of a run",
+    [
+      ["[  ]", "step back, forward (or the arrow keys)"],
+      ["n  p", "continue to the next stop, back to the one before"],
+      ["Home  End", "first, last step"],
+    ],
+  ],
   ["Memory", [["n", "new document"]]],
 ];
 
 export function App() {
   const { path } = route.value;
-  const [place = "runs", id] = path;
+  const [place = "runs", id, part] = path;
   const [helping, help] = useState(false);
   const [isOpen, setOpen] = useState(false);
   useKeys({
@@ -167,7 +177,7 @@ export function App() {
             </details>
           </div>
         )}
-        <View place={place} id={id} />
+        <View place={place} id={id} part={part} />
       </main>
       {helping && <Help onClose={() => help(false)} />}
       {locked.value && <Unlock />}
@@ -179,9 +189,11 @@ function isAt(name: string, place: string): boolean {
   return name === place || (name === "runs" && place === "compare");
 }
 
-function View({ place, id }: { place: string; id: string | undefined }): ComponentChildren {
+function View({ place, id, part }: { place: string; id: string | undefined; part: string | undefined }): ComponentChildren {
   switch (place) {
     case "runs":
+      if (id && part === "steps") return <Debugger key={id} id={id} />;
+      if (id && part === "reruns") return <Reruns key={id} id={id} />;
       return id ? <Run key={id} id={id} /> : <Runs />;
     case "compare":
       return <Compare />;

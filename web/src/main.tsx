@@ -10,6 +10,7 @@ import "./styles/run.css";
 import "./styles/thread.css";
 import "./styles/content.css";
 import "./styles/rest.css";
+import "./styles/debugger.css";
 
 render(<App />, document.getElementById("app")!);
 void follow();

@@ -363,6 +363,28 @@ export interface Compactions {
   compactions: CompactionLine[];
 }
 
+/** The original, or one rerun, in figures. Tokens, cost and time are those from ``from_step`` on. */
+export interface Compared {
+  run: string;
+  thread: string | null;
+  variant: string;
+  repetition: number;
+  status: string;
+  error: string | null;
+  steps: number;
+  departure: Departure | null;
+  messages: number;
+  common_messages: number;
+  files: FileDifference[];
+  verify: VerifyResult | null;
+  usage: Usage;
+  tokens: number;
+  cost: number | null;
+  took_us: number;
+  final: string;
+  folder?: string | null;
+}
+
 /** A step of a run, with as much as is needed to recognise it. */
 export interface ComparedStep {
   event: string;
@@ -371,6 +393,16 @@ export interface ComparedStep {
   role: string | null;
   offset_us: number;
   text: string;
+}
+
+/** A run and its reruns. */
+export interface Comparison {
+  run: string;
+  group: string;
+  from_step: number;
+  original: Compared;
+  reruns: Compared[];
+  variants: VariantSummary[];
 }
 
 /** Tokens and money of one group. ``key`` is its agent, model or day; ``None`` for a total. */
@@ -410,6 +442,15 @@ export interface CostTable {
 export interface CreatedKey {
   key: KeyLine;
   token: string;
+}
+
+/** The first step of the original that a run did not make. */
+export interface Departure {
+  step: number;
+  what: string;
+  name: string;
+  original: string;
+  here: string;
 }
 
 /** What happened in a thread since a moment: the last events of its timeline, and changes to files. */
@@ -517,6 +558,20 @@ export interface FileChange {
   text?: string | null;
 }
 
+/** A file that differs from the one that the original left. */
+export interface FileDifference {
+  path: string;
+  change: string;
+  text?: string | null;
+}
+
+/** The files at a step: their snapshot, and what differs from the step before, with unified diffs. */
+export interface Files {
+  snapshot: string;
+  changes: FileChange[];
+  more?: number;
+}
+
 /** A difference between the store and a seal. */
 export interface Finding {
   kind: "changed" | "dropped" | "erased" | "inserted" | "reordered" | "seal";
@@ -576,6 +631,11 @@ export interface FoundSecret {
   rule: string;
   line: number;
   hint: string;
+}
+
+/** The step that was found; ``None`` if no step meets a condition. */
+export interface FoundStep {
+  step: Step | null;
 }
 
 /** The days with new data, oldest first, and the trend of the last ``days_looked_at``. */
@@ -706,6 +766,18 @@ export interface LiveEvent {
   body?: string | null;
 }
 
+/** A document that was read, written or deleted during a step, a search, or what was put into a prompt. */
+export interface MemoryAccess {
+  what: "context" | "delete" | "read" | "search" | "write";
+  id: string | null;
+  namespace: string;
+  at_us: number;
+  query?: string | null;
+  found?: string[];
+  version?: number | null;
+  text?: string | null;
+}
+
 /** The changes between two versions; ``text`` is a unified diff, empty if the content is the same. */
 export interface MemoryDiff {
   id: string;
@@ -784,6 +856,14 @@ export interface MessageChange {
   index: number;
   before: Json;
   after: Json;
+}
+
+/** The conversation at a step. ``first`` is the index of the first message here, of ``total``. */
+export interface Messages {
+  total: number;
+  first: number;
+  new: number;
+  messages: ReadMessage[];
 }
 
 /** An amount in one currency. */
@@ -1122,6 +1202,44 @@ export interface ReplayLine {
   content?: Json;
 }
 
+/** Reruns that this server makes. ``done`` of ``total`` have ended. */
+export interface RerunJob {
+  id: string;
+  run: string;
+  status: "cancelled" | "done" | "failed" | "running";
+  total: number;
+  done: number;
+  started_at_us: number;
+  group?: string | null;
+  error?: string | null;
+}
+
+/** What to rerun: the first call that is made for real, and variants of model and system prompt. */
+export interface RerunOrder {
+  from_step: number;
+  model?: string[];
+  prompt?: string[];
+  parameters?: Record<string, Json>;
+  repeat?: number;
+  verify?: string | null;
+}
+
+/**
+ * Whether a run can be made again, what this server is making of it, and how reruns compare with it.
+ *
+ * ``can_start`` says whether this server does it when asked; if not, ``why_not`` says what is missing.
+ */
+export interface Reruns {
+  run: string;
+  calls: number;
+  entry: string | null;
+  can_start: boolean;
+  why_not: string | null;
+  jobs: RerunJob[];
+  groups: string[];
+  comparison: Comparison | null;
+}
+
 /** The head moved back. */
 export interface RewindLine {
   at: string;
@@ -1442,6 +1560,24 @@ export interface SpanList {
   next_cursor: string | null;
 }
 
+/** A figure over the repetitions of a variant. */
+export interface Spread {
+  mean: number;
+  deviation: number;
+  least: number;
+  most: number;
+}
+
+/** The state of the thread at a step, and the JSON patch from the step before. */
+export interface State {
+  thread: string;
+  namespace: string;
+  checkpoint: string;
+  number: number;
+  value: Json;
+  changes: (Record<string, Json>)[];
+}
+
 /** A number to add; nothing is added if the sum would exceed ``ceiling``. */
 export interface StateAddition {
   delta?: number;
@@ -1497,6 +1633,55 @@ export interface Stats {
   total_bytes: number;
   growth_bytes: Record<string, number>;
   disk_bytes?: number | null;
+}
+
+/** A step of a run, without its content. Tokens and costs (by currency) so far include its own. */
+export interface Step {
+  number: number;
+  id: string;
+  kind: "call" | "message" | "span";
+  type: string;
+  name: string | null;
+  agent: string | null;
+  role: string | null;
+  model: string | null;
+  status: string | null;
+  started_at_us: number;
+  duration_us: number | null;
+  tokens: number;
+  cost: number | null;
+  currency: string | null;
+  tokens_so_far: number;
+  cost_so_far: Record<string, number>;
+  call: number;
+  span?: string | null;
+}
+
+/** How many steps a run has. */
+export interface StepCount {
+  steps: number;
+}
+
+/** Steps in their order, and the cursor of the next page. A page may be short. */
+export interface StepPage {
+  steps: Step[];
+  next_cursor: string | null;
+}
+
+/** A step with its content, and the run as it was then. */
+export interface StepView {
+  step: Step;
+  until_us: number;
+  is_last: boolean;
+  input: ReadMessage[] | null;
+  input_value: Json;
+  output: ReadMessage[] | null;
+  output_value: Json;
+  error: string | null;
+  messages: Messages | null;
+  state: State | null;
+  files: Files | null;
+  memory: MemoryAccess[];
 }
 
 /** What to keep (without a rule: everything), and whether to change anything. */
@@ -1633,12 +1818,32 @@ export interface Usage {
   other?: number;
 }
 
+/** All repetitions of a variant. */
+export interface VariantSummary {
+  variant: string;
+  runs: number;
+  ok: number;
+  verified: number | null;
+  first_departure: number | null;
+  tokens: Spread | null;
+  cost: Spread | null;
+  seconds: Spread | null;
+  messages: Spread | null;
+}
+
 /** The report of `verify`. ``more`` is the number of problems not listed in ``problems``. */
 export interface Verification {
   ok: boolean;
   problems: RecordsProblem[];
   checked: Checked;
   more?: number;
+}
+
+/** What a command said about the files of a run. */
+export interface VerifyResult {
+  command: string;
+  exit_code: number;
+  output: string;
 }
 
 /** What a model is to be given. ``left_out`` messages behind the summary did not fit. */
@@ -1947,6 +2152,106 @@ export interface Operations {
     };
     body: undefined;
     reply: PerformanceReport;
+  };
+  /** List the steps of a run in their order, without content, with tokens and costs so far. */
+  list_steps: {
+    path: {
+      /** The id of the run, or a unique beginning of it. */
+      id: string;
+    };
+    query: {
+      /** The most that a page returns. */
+      limit?: number;
+      /** The `next_cursor` of the previous page; unset for the first page. */
+      cursor?: string;
+      /** Begin behind the step of this number, instead of at a cursor. */
+      after?: number;
+    };
+    body: undefined;
+    reply: StepPage;
+  };
+  /** Count the steps of a run. */
+  get_step_count: {
+    path: {
+      /** The id of the run, or a unique beginning of it. */
+      id: string;
+    };
+    query: Record<string, never>;
+    body: undefined;
+    reply: StepCount;
+  };
+  /** Find the next step with a tool, an error, a cost or a text: what a debugger continues to. */
+  find_next_step: {
+    path: {
+      /** The id of the run, or a unique beginning of it. */
+      id: string;
+    };
+    query: {
+      /** The number of a step; 0 for the beginning. */
+      after?: number;
+      /** Look for the last one before `after`, instead of the first one behind it. */
+      back?: boolean;
+      /** A tool that is called. Repeat it for several. */
+      tool?: string[];
+      /** A step that failed. */
+      error?: boolean;
+      /** The step with which the costs so far pass this amount. */
+      cost_above?: number;
+      /** A text in the name or content of a step, in any case. */
+      text?: string;
+    };
+    body: undefined;
+    reply: FoundStep;
+  };
+  /** Return a step with its content, and the conversation, state, files and memory of that moment. */
+  get_step: {
+    path: {
+      /** The id of the run, or a unique beginning of it. */
+      id: string;
+      /** The number of the step, from 1. */
+      number: string;
+    };
+    query: {
+      /** How many messages of the conversation to return, from its end. */
+      messages?: number;
+    };
+    body: undefined;
+    reply: StepView;
+  };
+  /** Compare a run with its reruns, and say whether it can be made again here. */
+  get_reruns: {
+    path: {
+      /** The id of the run, or a unique beginning of it. */
+      id: string;
+    };
+    query: {
+      /** The reruns of one call of `rerun`; unset for the newest. */
+      group?: string;
+    };
+    body: undefined;
+    reply: Reruns;
+  };
+  /** Make a run again from a call on, in a process of its own. `GET` shows its progress and comparison. */
+  start_rerun: {
+    path: {
+      /** The id of the run, or a unique beginning of it. */
+      id: string;
+    };
+    query: Record<string, never>;
+    body: RerunOrder;
+    reply: RerunJob;
+  };
+  /** Stop reruns that this server makes. Those that ended stay. */
+  cancel_rerun: {
+    path: {
+      /** The id of the run, or a unique beginning of it. */
+      id: string;
+      /** The id of the reruns, as `POST` returned it. */
+      job: string;
+    };
+    query: Record<string, never>;
+    body: undefined;
+    reply: RerunJob;
   };
   /** Find threads, runs and memory by their words, each kind on its own, best first. */
   search_everything: {
@@ -3125,6 +3430,13 @@ export const OPERATIONS = {
   get_cost: ["GET", "/runs/{id}/cost"],
   get_costs: ["GET", "/cost"],
   get_performance: ["GET", "/performance"],
+  list_steps: ["GET", "/runs/{id}/steps"],
+  get_step_count: ["GET", "/runs/{id}/steps/count"],
+  find_next_step: ["GET", "/runs/{id}/steps/find"],
+  get_step: ["GET", "/runs/{id}/steps/{number}"],
+  get_reruns: ["GET", "/runs/{id}/reruns"],
+  start_rerun: ["POST", "/runs/{id}/reruns"],
+  cancel_rerun: ["DELETE", "/runs/{id}/reruns/{job}"],
   search_everything: ["GET", "/search/everything"],
   list_threads: ["GET", "/threads"],
   get_thread: ["GET", "/threads/{id}"],

@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 PANELS: Final = {
     "Threads": "threads log show diff fork rewind compact resume transcript delete check-deploy",
-    "Runs": "runs tree timeline tail search replay rerun reruns test compare cost performance cancel",
+    "Runs": "runs tree timeline tail search step replay rerun reruns test compare cost performance cancel",
     "Files": "snapshot snapshots restore ls cat download secrets",
     "Sandboxes": "run checkpoints output",
     "Data of agents": "memory state schedules worker effects approvals budgets alerts",

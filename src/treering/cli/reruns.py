@@ -1,4 +1,4 @@
-"""Commands that make recorded runs again: ``treering rerun`` and ``treering reruns``."""
+"""Commands that step through runs and make them again: ``treering step``, ``rerun`` and ``reruns``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,118 @@ from treering.cli.runs import RunArgument, run_id
 
 if TYPE_CHECKING:
     from treering.replays.comparison import Compared, Comparison, Spread
+    from treering.replays.steps import Step, StepView
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (rerun, reruns):
+    for command in (step, rerun, reruns):
         app.command()(command)
+
+
+@takes_store
+def step(
+    run: RunArgument,
+    number: Annotated[
+        int | None, typer.Argument(metavar="[N]", help="The number of a step.", show_default=False)
+    ] = None,
+    *,
+    tool: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Go to a call of this tool; may be repeated.")
+    ] = None,
+    error: Annotated[bool, typer.Option("--error", help="Go to a step that failed.")] = False,
+    cost_above: Annotated[
+        float | None, typer.Option(metavar="AMOUNT", help="Go to where the cost passes this.")
+    ] = None,
+    text: Annotated[str | None, typer.Option(metavar="TEXT", help="Go to a step with this text.")] = None,
+    back: Annotated[bool, typer.Option("--back", help="Look before step N, instead of behind it.")] = False,
+    place: StorePlace,
+    as_json: JsonOption = False,
+) -> None:
+    """Step through a run, forward and back.
+
+    Each step shows what was said, state, files, memory and cost. Without a number, list the steps. With
+    conditions, go to the next step that meets any of them.
+
+    Examples:
+        treering step last
+        treering step last 12
+        treering step last 12 --error --tool refund
+    """
+    from treering.errors import NotFound
+    from treering.replays.steps import Breakpoint, each_step, find_step, step_view
+
+    with place.existing() as opened:
+        chosen = run_id(opened, run)
+        if tool or error or text or cost_above is not None:
+            wanted = Breakpoint(tool=tuple(tool or ()), error=error, cost_above=cost_above, text=text)
+            last = sum(1 for _ in each_step(opened, chosen)) + 1 if back and number is None else number or 0
+            found = find_step(opened, chosen, wanted, after=last, back=back)
+            if found is None:
+                raise NotFound(
+                    f"no step {'before' if back else 'behind'} {last} of run {chosen!r} is like that"
+                )
+            number = found.number
+        if number is None:
+            steps = list(each_step(opened, chosen))
+            table = [("STEP", "WHAT", "NAME", "STATUS", "TOKENS", "COST", "CALL")]
+            table += [
+                (
+                    str(each.number),
+                    each.role or each.type,
+                    clean(one_line(each.name or each.model or "", 40)),
+                    each.status or "",
+                    f"{each.tokens_so_far:,}",
+                    _amounts(each),
+                    str(each.call),
+                )
+                for each in steps
+            ]
+            show(plain(steps), rows(table) if steps else ["no steps"], as_json=as_json)
+            return
+        view = step_view(opened, chosen, number)
+    show(plain(view), _step_lines(view), as_json=as_json)
+
+
+def _amounts(step: Step) -> str:
+    return ", ".join(f"{amount:.6f} {currency}" for currency, amount in step.cost_so_far.items())
+
+
+def _step_lines(view: StepView) -> list[str]:
+    """Describe a step, and the run at that moment."""
+    from treering.runs.messages import message_text
+
+    step = view.step
+    name = f" {clean(step.name)}" if step.name else ""
+    lines = [f"step {step.number}: {step.role or step.type}{name} {step.status or ''}".rstrip()]
+    lines.append(f"  so far       {step.tokens_so_far:,} tokens, {_amounts(step) or 'no cost'}")
+    if view.error:
+        lines.append(f"  error        {clean(one_line(view.error, 200))}")
+    for label, value in (("input", view.input_value), ("output", view.output_value)):
+        if value is not None:
+            lines.append(f"  {label:<12} {clean(one_line(str(value), 200))}")
+    found = view.messages
+    if found is not None:
+        lines.append(f"messages ({found.total}, {found.total - found.new} new)")
+        for index, each in enumerate(found.messages, found.first):
+            mark = "+" if index >= found.new else " "
+            lines.append(f"{mark} {index:>3} {each.role:<10} {clean(one_line(message_text(each), 120))}")
+    if view.state is not None:
+        lines.append(f"state of {clean(view.state.thread)} ({view.state.checkpoint})")
+        lines += [
+            f"  {each['op']:<8} {clean(each['path'])} {clean(one_line(str(each.get('value', '')), 80))}"
+            for each in view.state.changes
+        ]
+    if view.files is not None:
+        lines.append(f"files ({view.files.snapshot[:12]})")
+        lines += [f"  {each.change:<8} {clean(each.path)}" for each in view.files.changes]
+    if view.memory:
+        lines.append("memory")
+        for each in view.memory:
+            what = each.query or each.id or ""
+            found_ids = f": {', '.join(each.found)}" if each.found else ""
+            lines.append(f"  {each.what:<8} {clean(one_line(what + found_ids, 120))}")
+    return lines
 
 
 @takes_store

@@ -44,6 +44,11 @@ def add_to(app: typer.Typer) -> None:
     app.command("ui")(ui)
 
 
+RerunsOption = Annotated[
+    bool, typer.Option("--reruns", help="Let admins rerun runs, which executes agents' code here.")
+]
+
+
 @takes_store
 def serve(
     *,
@@ -67,6 +72,7 @@ def serve(
         str | None,
         typer.Option(metavar="URL", help="Where people open the dashboard, for links in alerts."),
     ] = None,
+    reruns: RerunsOption = False,
     search: Annotated[
         bool, typer.Option("--search/--no-search", help="Build the search index in the background.")
     ] = True,
@@ -104,7 +110,12 @@ def serve(
         hosts=tuple(allow_host or ()),
         public_url=public_url,
         search=search,
+        reruns=_store_environment(place) if reruns else None,
     )
+    if reruns and workers > 1:
+        from treering.errors import InvalidInput
+
+        raise InvalidInput("--reruns needs one process, which knows its reruns; leave --workers out")
     worker = Worker.of_this_process()
     if workers > 1 and worker is None:
         _refuse_memory(place)
@@ -263,6 +274,7 @@ def ui(
         typer.Option(metavar="N", min=0, max=65535, help="Port [8787, or a free one if it is in use]."),
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open the browser.")] = True,
+    reruns: RerunsOption = False,
     place: StorePlace,
 ) -> None:
     """Open the dashboard of a store in the browser.
@@ -272,6 +284,7 @@ def ui(
     Examples:
         treering ui
         treering ui --port 9000 --no-browser
+        treering ui --reruns
     """
     from treering.errors import NotFound, Unreachable
 
@@ -293,13 +306,23 @@ def ui(
             webbrowser.open(f"{address}/ui/")
 
     with place.existing() as opened:
-        settings = Settings(port=PORT if port is None else port, project=opened.space)
+        environment = _store_environment(place) if reruns else None
+
+        def settings(port: int) -> Settings:
+            return Settings(port=port, project=opened.space, reruns=environment)
+
         try:
-            serve(opened, settings, on_ready=ready)
+            serve(opened, settings(PORT if port is None else port), on_ready=ready)
         except Unreachable:
             if port is not None:
                 raise
-            serve(opened, Settings(port=0, project=opened.space), on_ready=ready)
+            serve(opened, settings(0), on_ready=ready)
+
+
+def _store_environment(place: StorePlace) -> dict[str, str]:
+    """Return the environment in which a command finds the store."""
+    given = {"TREERING_URL": place.store, "TREERING_BLOBS": place.store_blobs}
+    return {name: str(value) for name, value in given.items() if value is not None}
 
 
 @takes_store

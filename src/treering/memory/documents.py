@@ -44,6 +44,8 @@ DELETED: Final = "memory.deleted"
 EMBEDDED: Final = "memory.embedded"
 """Existing text was given a vector."""
 MEMORY_KINDS: Final = (SAVED, DELETED)
+READ: Final = "memory.read"
+"""A run read documents: which ones, and what it had searched for."""
 
 WORDS: Final = "memory"
 """Name of the text index by words."""

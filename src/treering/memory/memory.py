@@ -32,6 +32,7 @@ from treering.memory.documents import (
     EMBEDDED,
     LAST_CHARACTER,
     MEMORY_KINDS,
+    READ,
     REF_ROOT,
     SAVED,
     TRIGRAMS,
@@ -85,6 +86,9 @@ _PAGE: Final = 500
 _MAX_SCANNED: Final = 2_000
 """How many documents one page looks at before it returns what matched."""
 _EMBED_BATCH: Final = 100
+_MAX_NOTED: Final = 50
+_MAX_QUERY: Final = 1000
+"""How much the journal of a run notes of a read: how many documents, and of the query."""
 
 
 class Memory:
@@ -303,6 +307,7 @@ class Memory:
         self, id: str, *, version: int | None = None, include_expired: bool = False
     ) -> MemoryDocument | None:
         """Return a document, or a version of it; ``None`` if it does not exist or has expired."""
+        self._note_read("read", id=id, version=version)
         if version is not None:
             for change in self.history(id):
                 if change.version == version:
@@ -453,7 +458,7 @@ class Memory:
             embedder=self._embedder if embedder is None else validate_embedder(embedder),
             vectors=self._vectors,
         )
-        return searcher.search(
+        found = searcher.search(
             text,
             tags=wanted,
             match=match,
@@ -461,6 +466,8 @@ class Memory:
             neighbours=neighbours,
             semantic_weight=semantic_weight,
         )
+        self._note_read("search", query=text, found=[each.document.id for each in found.hits])
+        return found
 
     def history(self, id: str) -> Iterator[MemoryVersion]:
         """List the versions of a document, newest first; deleted documents have a history too."""
@@ -520,7 +527,7 @@ class Memory:
         filter: Callable[[MemoryDocument], bool] | None = None,
     ) -> MemoryContext:
         """Return the text to put into an agent's context; see `memory_context`."""
-        return memory_context(
+        found = memory_context(
             self,
             auto_load=auto_load,
             max_documents=max_documents,
@@ -528,6 +535,8 @@ class Memory:
             filter=filter,
             now=to_datetime(self._clock.now_us()),
         )
+        self._note_read("context", found=[each.id for each in found.documents])
+        return found
 
     def sync_folder(self, path: str | Path, *, dry_run: bool = False) -> FolderSync:
         """Synchronise a folder of Markdown files with this namespace, in both directions.
@@ -665,6 +674,37 @@ class Memory:
                 erasure = Erasure(refs=orphan, event_seqs=(receipt.first_seq + number,), secure=True)
                 self._engine.erase(self._space, erasure)
         return len(existing)
+
+    def _note_read(self, what: str, **about: Any) -> None:
+        """Note in the journal of the current run what it read. It is written behind."""
+        node = current_node.get()
+        if node is None:
+            return
+        context, event_id, at_us, span = node.context, new_id(), self._clock.now_us(), node.span_id
+        data = {name: value for name, value in about.items() if value is not None}
+        data |= {"what": what, "namespace": self._namespace}
+        if "found" in data:
+            data["found"] = data["found"][:_MAX_NOTED]
+        if "query" in data:
+            data["query"] = data["query"][:_MAX_QUERY]
+
+        def write(draft: Draft) -> None:
+            writer = context.writer
+            draft.event(
+                Event(
+                    id=event_id,
+                    kind=READ,
+                    ts_us=at_us,
+                    scope=writer.scope,
+                    run=writer.run,
+                    span=span,
+                    thread=writer.thread,
+                    agent=node.agent,
+                    data=encode_json(data),
+                )
+            )
+
+        context.sink.put(write)
 
     def _add_event(
         self, draft: Draft, kind: str, id: str, data: Mapping[str, Any], record: DocumentRecord | None

@@ -19,7 +19,7 @@ decorators, which know nothing else of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeVar, cast
@@ -369,20 +369,25 @@ def read_exchanges(engine: Engine, space: str, run_id: str) -> list[Exchange]:
     found: list[Exchange] = []
     query = EventQuery(run=run_id, order="time", kinds=EXCHANGE_KINDS)
     for records in record_pages(engine, space, query, limit=_PAGE):
-        datas = [cast("dict[str, Any]", decode_json(each.event.data or b"{}")) for each in records]
-        wanted = dict.fromkeys(
-            address
-            for record, data in zip(records, datas, strict=True)
-            for address in (record.event.body, record.event.links[0], data.get("pieces"))
-            if address is not None
-        )
-        contents = dict(zip(wanted, engine.get(space, list(wanted)), strict=True))
-        lists = _read_lists(engine, space, datas)
-        found += [
-            _exchange(record, data, contents, lists, step=len(found) + number)
-            for number, (record, data) in enumerate(zip(records, datas, strict=True), start=1)
-        ]
+        found += exchanges_of(engine, space, records, first=len(found) + 1)
     return found
+
+
+def exchanges_of(engine: Engine, space: str, records: Sequence[Record], *, first: int = 0) -> list[Exchange]:
+    """Read the exchanges of some rows; ``first`` is the step of the first of them."""
+    datas = [cast("dict[str, Any]", decode_json(each.event.data or b"{}")) for each in records]
+    wanted = dict.fromkeys(
+        address
+        for record, data in zip(records, datas, strict=True)
+        for address in (record.event.body, record.event.links[0], data.get("pieces"))
+        if address is not None
+    )
+    contents = dict(zip(wanted, engine.get(space, list(wanted)), strict=True))
+    lists = _read_lists(engine, space, datas)
+    return [
+        _exchange(record, data, contents, lists, step=number)
+        for number, (record, data) in enumerate(zip(records, datas, strict=True), start=first)
+    ]
 
 
 def read_draws(engine: Engine, space: str, run_id: str) -> list[dict[str, list[Any]]]:

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from treering.core.clock import Clock
     from treering.core.content import Address
     from treering.core.engine import Engine
-    from treering.core.records import Ref
+    from treering.core.records import Record, Ref
     from treering.runs.tree import RunTree
 
 _MAX_SCANNED: Final = 1_000
@@ -581,7 +581,12 @@ def run_records(
     Unlike in a timeline, each span is listed once.
     """
     page = engine.scan(space, EventQuery(run=run_id, order="time"), after=cursor, limit=first)
-    rows = [RunRow(record) for record in page.records]
+    return RecordPage(records=records_of(engine, space, run_id, page.records), cursor=page.cursor)
+
+
+def records_of(engine: Engine, space: str, run_id: str, page: Sequence[Record]) -> tuple[RunRecord, ...]:
+    """Return the records of a run that a page of its rows, in order of time, holds."""
+    rows = [RunRow(record) for record in page]
     ended = {row.event.span for row in rows if row.is_span}
     open_rows = [row for row in rows if row.is_open and row.event.span not in ended]
     if open_rows:  # the end has the same time as the start, but may be the first row of the next page
@@ -594,13 +599,10 @@ def run_records(
             order="time",
         )
         ended |= {record.event.span for record in engine.scan(space, ends, limit=len(open_rows)).records}
-    return RecordPage(
-        records=tuple(
-            _run_record(row)
-            for row in rows
-            if is_event(row.event.kind) or (row.is_open and row.event.span not in ended)
-        ),
-        cursor=page.cursor,
+    return tuple(
+        _run_record(row)
+        for row in rows
+        if is_event(row.event.kind) or (row.is_open and row.event.span not in ended)
     )
 
 

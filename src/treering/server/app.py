@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 ROUTES: Final = (
     "runs",
+    "steps",
     "threads",
     "memory",
     "workspaces",
@@ -75,7 +77,8 @@ class Application:
         self.treering = state
 
     async def end_streams(self) -> None:
-        """End all live streams: the server is about to stop."""
+        """End all live streams, and the reruns: the server is about to stop."""
+        await to_thread.run_sync(self.treering.reruns.stop)
         await self.treering.streams.end()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

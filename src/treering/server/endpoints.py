@@ -49,6 +49,7 @@ from treering.server.http import (
 from treering.server.metrics import Metrics
 from treering.server.parameters import describe
 from treering.server.permissions import scope_of
+from treering.server.reruns import RerunJobs
 from treering.server.settings import Settings
 from treering.server.streams import Streams
 from treering.store import Store
@@ -127,7 +128,7 @@ class Projects:
 
 
 class ServerState:
-    """The server's settings, stores, authentication, metrics and live streams."""
+    """The server's settings, stores, authentication, metrics, live streams and reruns."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self.store = store
@@ -137,6 +138,7 @@ class ServerState:
         self.metrics = Metrics()
         self.streams = Streams(store.engine)
         self.large_bodies = LargeBodies()
+        self.reruns = RerunJobs()
 
 
 def endpoint(

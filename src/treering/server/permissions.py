@@ -53,6 +53,7 @@ DOMAINS: Final = (
     Domain(name="approval-rules", refs=(RULES,), write="admin"),
     Domain(name="approvals", refs=(BALLOTS,), kinds=("approval.",), write="approve"),
     Domain(name="keys", read="admin", write="admin"),
+    Domain(name="reruns", write="admin"),
     # The journal's own account of what was erased, and the files beside the store that erasing rewrites.
     Domain(name="maintenance", refs=(FILE_REFS, SEAL_REF), scopes=(MAINTENANCE_SCOPE,), write="admin"),
 )

@@ -36,6 +36,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The address at which people open the dashboard, for links in alerts."""
     background: bool = True
     """Do background work: index for search, apply alert rules and deadlines, mark crashed runs."""
+    reruns: dict[str, str] | None = None
+    """Make runs again when asked: with these environment variables, which say where the store is. This runs
+    the code of agents on the server's machine; ``None`` refuses it.
+    """
     search: bool = True
     """Build the search index in the background. Otherwise the first search builds it."""
 

@@ -92,7 +92,17 @@ function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
           </>
         }
         title={run.agent ?? "run"}
-        aside={<Tags tags={run.tags} />}
+        aside={
+          <>
+            <Tags tags={run.tags} />
+            <a class="button" href={href(["runs", run.id, "steps"])}>
+              Step through
+            </a>
+            <a class="button" href={href(["runs", run.id, "reruns"])}>
+              Rerun
+            </a>
+          </>
+        }
       >
         <dl class="figures">
           <Figure label="status" value={<Status status={run.status} />} />
