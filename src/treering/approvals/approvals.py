@@ -210,6 +210,9 @@ class Approvals:
         self._threads = threads
         self._ballots = Ballots(engine, space, clock=clock)
 
+    def __repr__(self) -> str:
+        return f"<Approvals space={self._space!r}>"
+
     # Looking
     def list(
         self,

@@ -309,6 +309,9 @@ class Effects:
         self._changes = changes
         self._ledger = _Ledger(engine, space, clock)
 
+    def __repr__(self) -> str:
+        return f"<Effects space={self._space!r}>"
+
     # Looking
     def get(self, effect_id: str) -> Effect:
         """Return an effect by its id or the unique beginning of one. Raises `NotFound`."""

@@ -16,6 +16,7 @@ import msgspec
 
 from treering.core.batch import Usage
 from treering.core.ids import RUN_MOVED, thread_key
+from treering.core.notebook import table
 from treering.core.query import SumQuery
 from treering.core.rollups import MOVED
 from treering.runs.money import check_currency, from_nanos
@@ -24,7 +25,7 @@ from treering.runs.run import RUN, find_run, run_from_ref, run_not_found, run_re
 from treering.runs.span import MESSAGE, OPEN, SPAN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from decimal import Decimal
 
     from treering.core.engine import Engine
@@ -66,6 +67,9 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     unconverted: dict[str, int] = {}
     """Amounts by currency that have no rate; they are not in ``nanos``."""
 
+    def _repr_html_(self) -> str:
+        return _cost_table("Cost", self, ())
+
     @property
     def tokens(self) -> int:
         """All tokens, each counted once."""
@@ -88,11 +92,31 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
         return from_nanos(0) if not self.is_unpriced and not self.unconverted else None
 
 
+def _cost_table(title: str, total: Cost, parts: Iterable[tuple[object, Cost]]) -> str:
+    rows = [(name, part) for name, part in (*parts, ("total", total))]
+    return table(
+        title,
+        [
+            (
+                "" if name is None else name,
+                f"{part.tokens:,}",
+                ", ".join(f"{amount:f} {currency}" for currency, amount in part.amounts.items())
+                or ("unpriced" if part.is_unpriced else ""),
+            )
+            for name, part in rows
+        ],
+        head=("", "tokens", "cost"),
+    )
+
+
 class CostReport(msgspec.Struct, frozen=True, kw_only=True):
     """A total and its parts, the most expensive first."""
 
     total: Cost
     parts: tuple[Cost, ...]
+
+    def _repr_html_(self) -> str:
+        return _cost_table("Cost", self.total, [(part.key, part) for part in self.parts])
 
 
 class RunCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +126,9 @@ class RunCost(msgspec.Struct, frozen=True, kw_only=True):
     by_agent: dict[str, Cost]
     by_model: dict[str, Cost]
 
+    def _repr_html_(self) -> str:
+        return _cost_table("Cost of the run", self.total, [*self.by_agent.items(), *self.by_model.items()])
+
 
 class Costs:
     """The costs of one space."""
@@ -110,6 +137,9 @@ class Costs:
         self._engine = engine
         self._space = space
         self._currency = currency
+
+    def __repr__(self) -> str:
+        return f"<Costs space={self._space!r}>"
 
     def in_(self, currency: str) -> Costs:
         """Return these costs in one currency, each amount at the reference rate of the day it was spent.

@@ -104,6 +104,9 @@ class Runs:
         self._clock = clock
         self._namespace = namespace
 
+    def __repr__(self) -> str:
+        return f"<Runs namespace={self._namespace!r}>"
+
     def get(self, run_id: str) -> RunInfo:
         """Return a run, by its id or a unique beginning of a generated id. A run whose process died is
         ``crashed``, whether or not that was written down.

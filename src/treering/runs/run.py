@@ -25,6 +25,7 @@ from treering.core.ids import (
     only_match,
     thread_key,
 )
+from treering.core.notebook import table
 from treering.core.query import each_ref
 from treering.errors import Corrupt, InvalidInput, NotFound
 from treering.runs.span import ERROR, OK, RunContext, RunNode, SpanWriter, current_node, describe_error
@@ -85,6 +86,14 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     parent: str | None = None
     """The run that started this one, if one did."""
+
+    def _repr_html_(self) -> str:
+        took = None if self.duration_us is None else f"{self.duration_us / 1e6:.2f} s"
+        fields = {
+            "status": self.status, "agent": self.agent, "thread": self.thread_key, "started": self.started_at,
+            "took": took, "tags": ", ".join(self.tags), "metadata": self.meta or None,
+        }  # fmt: skip
+        return table(f"Run {self.id}", [(name, value) for name, value in fields.items() if value])
 
     @property
     def started_at(self) -> str:
@@ -299,6 +308,12 @@ class Run(RunNode):
         super().__init__(RunContext(sink, clock, run_writer(self._info), gate=gate), info.id, agent)
         self._token: Token[RunNode | None] | None = None
         self._readers = readers
+
+    def __repr__(self) -> str:
+        return f"Run({self.id!r}, agent={self.agent!r}, status={self._info.status!r})"
+
+    def _repr_html_(self) -> str:
+        return self._info._repr_html_()  # pyright: ignore[reportPrivateUsage] - notebooks ask for it
 
     @property
     def info(self) -> RunInfo:

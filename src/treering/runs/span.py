@@ -290,6 +290,12 @@ class Span(RunNode):
         if metadata:
             self._metadata = dict(metadata)
 
+    def __repr__(self) -> str:
+        state = (
+            "not started" if self._started_us is None else "running" if not self.has_ended else self._status
+        )
+        return f"Span({self.name!r}, kind={self.kind!r}, {state}, run={self.run_id!r})"
+
     @property
     def status(self) -> str:
         """``ok``, ``error``, or a word of your own."""

@@ -118,6 +118,9 @@ class Timeline:
         self._engine = engine
         self._space = space
 
+    def __repr__(self) -> str:
+        return f"<Timeline space={self._space!r}>"
+
     def of_run(
         self,
         run_id: str,

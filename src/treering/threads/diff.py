@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
+from treering.core.ids import short_id
+from treering.core.notebook import table
+from treering.runs.messages import preview
 from treering.threads.checkpoint import MESSAGES
 from treering.threads.head import common_length, fingerprint
 from treering.workspaces.diff import FileChange
@@ -50,6 +53,21 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     files: list[FileChange] = []
     lists: dict[str, list[dict[str, Any]]] = {}
     """A JSON patch for each of the other list channels that differs."""
+
+    def _repr_html_(self) -> str:
+        rows = [
+            *(("message added", index, preview(message)) for index, message in self.added),
+            *(("message removed", index, preview(message)) for index, message in self.removed),
+            *(
+                ("message changed", each.index, f"{preview(each.before)} \u2192 {preview(each.after)}")
+                for each in self.changed
+            ),
+            *((f"state {each.get('op')}", each.get("path"), each.get("value")) for each in self.state),
+            *((f"file {each.change}", each.path, each.text) for each in self.files),
+        ]
+        return table(
+            f"{short_id(self.before)} \u2192 {short_id(self.after)}", rows, head=("", "where", "what")
+        )
 
     @property
     def is_empty(self) -> bool:

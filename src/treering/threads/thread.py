@@ -25,8 +25,10 @@ import msgspec
 
 from treering.core.forks import forked_thread
 from treering.core.ids import check_id, new_id, short_id
+from treering.core.notebook import table
 from treering.errors import Conflict, InvalidInput, NotFound, RefMoved
 from treering.limits.tool_budgets import Budgets, Counters
+from treering.runs.messages import preview
 from treering.threads import removal
 from treering.threads.chat_ids import ChatId, TaskId, parse_thread_id
 from treering.threads.checkpoint import (
@@ -75,6 +77,8 @@ if TYPE_CHECKING:
 
 
 _PASSED_SHOWN: Final = 10
+_SHOWN: Final = 10
+"""How many checkpoints a notebook shows of a thread."""
 _ANSWERS_AT_ONCE: Final = 20
 """How often an answer is tried while others answer the same question."""
 
@@ -110,6 +114,20 @@ class Thread:
     def __repr__(self) -> str:
         namespace = f", namespace={self.namespace!r}" if self.namespace else ""
         return f"Thread({self.id!r}{namespace})"
+
+    def _repr_html_(self) -> str:
+        saved = list(self.history(last=_SHOWN))
+        rows = [
+            (
+                each.step,
+                each.short_id,
+                each.created_at,
+                each.note,
+                preview((each.last_messages(1) or [""])[-1]),
+            )
+            for each in saved
+        ]
+        return table(f"{self!r}", rows, head=("step", "checkpoint", "saved", "note", "last message"))
 
     @property
     def id(self) -> str:
