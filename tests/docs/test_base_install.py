@@ -125,7 +125,7 @@ MODULES = {
     "treering.adapters.openai_agents:TreeringSession": "openai-agents",
     "treering.adapters.opentelemetry:TreeringSpanExporter": "opentelemetry",
     "treering.adapters.pydantic_ai:TreeringConversationStore": "pydantic-ai",
-    "treering.adapters.pydantic_ai.steps:TreeringStepStore": "pydantic-ai-harness",
+    "treering.adapters.pydantic_ai_harness:TreeringStepStore": "pydantic-ai-harness",
     "treering.compat.models:Run": "models",
 }
 """Adapters, and the extra of each."""

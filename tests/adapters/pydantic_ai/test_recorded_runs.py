@@ -6,12 +6,11 @@ import asyncio
 
 import pytest
 from pydantic_ai import Agent, DeferredToolRequests
-from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
-from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.test import TestModel
-from pydantic_ai.usage import RequestUsage
 
 import treering
+from tests.adapters.test_pydantic_ai_harness import scripted
 from treering.adapters.pydantic_ai import TreeringCheckpoints, TreeringConversationStore, TreeringRuns
 from treering.core.query import EventQuery, each_record
 
@@ -20,19 +19,6 @@ from treering.core.query import EventQuery, each_record
 def store(tmp_path):
     with treering.open(tmp_path / "store") as opened:
         yield opened
-
-
-def scripted(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-    """Call the first tool once, then answer; 100 tokens in, of which 40 were cached, 10 out."""
-    used = RequestUsage(input_tokens=100, cache_read_tokens=40, output_tokens=10)
-    called = any(part.part_kind == "tool-return" for each in messages for part in each.parts)
-    if called or not info.function_tools:
-        return ModelResponse(parts=[TextPart("done")], usage=used, provider_name="openai")
-    return ModelResponse(
-        parts=[ToolCallPart(info.function_tools[0].name, {"word": "ring"}, tool_call_id="c1")],
-        usage=used,
-        provider_name="openai",
-    )
 
 
 def model() -> FunctionModel:

@@ -13,8 +13,16 @@ from typing import Any
 
 import pytest
 from pydantic_ai import Agent, RunContext
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
-from pydantic_ai.models.function import FunctionModel
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    UserPromptPart,
+)
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.usage import RequestUsage
 from pydantic_ai_harness.conversation_search import SnapshotHistorySource
 from pydantic_ai_harness.step_persistence import (
     ContinuableSnapshot,
@@ -30,10 +38,22 @@ from pydantic_ai_harness.step_persistence import (
 from pydantic_ai_harness.step_persistence.recovery import inspect_recovery
 
 import treering
-from tests.adapters.pydantic_ai.test_recorded_runs import scripted
-from treering.adapters.pydantic_ai.steps import TreeringStepStore
+from treering.adapters.pydantic_ai_harness import TreeringStepStore
 
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
+
+
+def scripted(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+    """Call the first tool once, then answer; 100 tokens in, of which 40 were cached, 10 out."""
+    used = RequestUsage(input_tokens=100, cache_read_tokens=40, output_tokens=10)
+    called = any(part.part_kind == "tool-return" for each in messages for part in each.parts)
+    if called or not info.function_tools:
+        return ModelResponse(parts=[TextPart("done")], usage=used, provider_name="openai")
+    return ModelResponse(
+        parts=[ToolCallPart(info.function_tools[0].name, {"word": "ring"}, tool_call_id="c1")],
+        usage=used,
+        provider_name="openai",
+    )
 
 
 @pytest.fixture
@@ -182,8 +202,8 @@ def test_a_call_whose_process_was_killed_is_unresolved_there_and_unknown_here(tm
     script = textwrap.dedent(
         """
         import asyncio, os, signal, sys
-        from tests.adapters.pydantic_ai.test_steps import FunctionModel, StepPersistence, TreeringStepStore
-        from tests.adapters.pydantic_ai.test_recorded_runs import scripted
+        from tests.adapters.test_pydantic_ai_harness import FunctionModel, StepPersistence
+        from tests.adapters.test_pydantic_ai_harness import TreeringStepStore, scripted
         from pydantic_ai import Agent
 
         async def main():

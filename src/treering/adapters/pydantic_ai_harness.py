@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
 from treering.adapters.conversation import read_heads
-from treering.adapters.shared import Opened, StoreOrUrl, checked_namespace, thread_name
+from treering.adapters.shared import Opened, StoreOrUrl, checked_namespace, json_for_models, thread_name
 from treering.core.batch import Draft, Event
 from treering.core.clock import from_datetime
 from treering.core.encoding import decode_json, encode_json
@@ -30,18 +30,15 @@ from treering.threads.thread import Thread, ThreadMoved
 
 try:
     from pydantic import TypeAdapter
+    from pydantic_ai.messages import ModelMessagesTypeAdapter
     from pydantic_ai_harness.step_persistence import (
         ContinuableSnapshot,
         RunRecord,
         StepEvent,
         ToolEffectRecord,
     )
-
-    from treering.adapters.pydantic_ai.records import dump_messages, load_messages
 except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] == "treering":
-        raise
-    raise MissingExtra("treering.adapters.pydantic_ai.steps", "pydantic-ai-harness") from error
+    raise MissingExtra("treering.adapters.pydantic_ai_harness", "pydantic-ai-harness") from error
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -200,7 +197,7 @@ class TreeringStepStore:
         }
         fields |= {"timestamp": snapshot.timestamp.isoformat(), "idempotency_key": key}
         thread.checkpoint(
-            dump_messages(snapshot.messages),
+            ModelMessagesTypeAdapter.dump_python(list(snapshot.messages), mode="json"),
             metadata={_SNAPSHOT: fields, _HIGHEST: [number, keys]},
             note=f"step {snapshot.step_index}",
             tags=(snapshot.state,),
@@ -290,8 +287,9 @@ class TreeringStepStore:
 
 
 def _snapshot(checkpoint: Checkpoint, fields: dict[str, Any]) -> ContinuableSnapshot:
+    messages = ModelMessagesTypeAdapter.validate_json(json_for_models(checkpoint.messages))
     given: dict[str, Any] = {**fields, "timestamp": datetime.fromisoformat(fields["timestamp"])}
-    return ContinuableSnapshot(messages=load_messages(checkpoint.messages), **given)
+    return ContinuableSnapshot(messages=messages, **given)
 
 
 def _number(key: str) -> int | None:
