@@ -243,7 +243,7 @@ def test_checkpoints_of_pydantic_ai_count_once(server, store) -> None:
     )
     agent = Agent(model, name="shop", capabilities=[TreeringCheckpoints(TreeringConversationStore(store))])
     with treering.instrument(store):
-        agent.run_sync(PROMPT, conversation_id="alice")
+        asyncio.run(agent.run(PROMPT, conversation_id="alice"))
     assert total_of(store) == (100, 10)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from pydantic_ai import Agent, DeferredToolRequests
@@ -21,6 +22,10 @@ def store(tmp_path):
         yield opened
 
 
+def ask(agent: Agent[None, Any], prompt: str, **more: Any) -> Any:
+    return asyncio.run(agent.run(prompt, **more))  # run_sync would leave its event loop open
+
+
 def model() -> FunctionModel:
     return FunctionModel(scripted, model_name="gpt-5")
 
@@ -37,7 +42,7 @@ def test_a_run_has_its_model_requests_and_tools_with_tokens_and_cost(store):
     def look_up(word: str) -> str:
         return word.upper()
 
-    result = agent.run_sync("Where is it?", conversation_id="alice")
+    result = ask(agent, "Where is it?", conversation_id="alice")
     store.flush()
     run = store.runs.get(result.run_id)
     assert (run.agent, run.thread, run.status) == ("shop", "alice", "ok")
@@ -52,13 +57,13 @@ def test_a_run_has_its_model_requests_and_tools_with_tokens_and_cost(store):
 def test_checkpoints_record_by_default_and_belong_to_their_run(store):
     conversations = TreeringConversationStore(store)
     agent = Agent(model(), name="shop", capabilities=[TreeringCheckpoints(conversations)])
-    result = agent.run_sync("hi", conversation_id="alice")
+    result = ask(agent, "hi", conversation_id="alice")
     store.flush()
     saved = each_record(store.engine, store.space, EventQuery(kinds=("checkpoint",)))
     assert {each.event.run for each in saved} == {result.run_id}
     assert store.runs.get(result.run_id).thread == "alice"
     quiet = Agent(model(), name="shop", capabilities=[TreeringCheckpoints(conversations, record_runs=False)])
-    quiet.run_sync("hi", conversation_id="bob")
+    ask(quiet, "hi", conversation_id="bob")
     store.flush()
     assert [each.id for each in store.runs.each()] == [result.run_id]
 
@@ -68,7 +73,7 @@ def test_both_capabilities_together_record_a_run_once(store):
     agent = Agent(
         model(), name="shop", capabilities=[TreeringRuns(store), TreeringCheckpoints(conversations)]
     )
-    result = agent.run_sync("hi", conversation_id="alice")
+    result = ask(agent, "hi", conversation_id="alice")
     store.flush()
     assert store.cost.of_run(result.run_id).total.usage.output == 10
     assert len(list(store.runs.each())) == 1
@@ -79,10 +84,10 @@ def test_an_agent_that_a_tool_asks_is_part_of_the_run(store):
     agent = Agent(model(), name="shop", capabilities=[TreeringRuns(store)])
 
     @agent.tool_plain
-    async def ask(word: str) -> str:
+    async def consult(word: str) -> str:
         return (await helper.run(word)).output
 
-    result = agent.run_sync("hi")
+    result = ask(agent, "hi")
     assert [agent for kind, agent in shapes(store, result.run_id) if kind == "agent.span.start"] == ["helper"]
     by_agent = store.cost.of_run(result.run_id)
     assert {part.key: part.usage.output for part in by_agent.parts} == {"shop": 20, "helper": 10}
@@ -97,7 +102,7 @@ def test_a_run_that_waits_for_approval_is_interrupted_and_a_failed_one_says_why(
     def refund(word: str) -> str:
         return word
 
-    waiting = agent.run_sync("hi", conversation_id="alice")
+    waiting = ask(agent, "hi", conversation_id="alice")
     failing = Agent(model(), name="bad", capabilities=[TreeringRuns(store)])
 
     @failing.tool_plain
@@ -105,7 +110,7 @@ def test_a_run_that_waits_for_approval_is_interrupted_and_a_failed_one_says_why(
         raise RuntimeError(f"no {word}")
 
     with pytest.raises(RuntimeError, match="no ring"):
-        failing.run_sync("hi", conversation_id="bob")
+        ask(failing, "hi", conversation_id="bob")
     store.flush()
     assert store.runs.get(waiting.run_id).status == "interrupted"
     (failed,) = [run for run in store.runs.each() if run.agent == "bad"]
