@@ -24,6 +24,7 @@ def test_the_link_of_an_alert_opens_the_question_which_is_answered_there(page, o
     expect(question).to_contain_text("refund")
     expect(question).to_contain_text("4711")
     expect(question).to_contain_text("support")
+    expect(question).to_contain_text("cost so far")
     shot(page, "approval")
     question.get_by_role("button", name="Edit").click()
     question.get_by_role("textbox", name="Arguments").fill("{")

@@ -3,7 +3,7 @@ import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 
 import { at, send } from "../base/api";
-import { brief, stamp } from "../base/format";
+import { brief, moneys, stamp, type Amount } from "../base/format";
 import { useKeys } from "../base/keys";
 import { useChanges } from "../base/live";
 import { asProblem, useGet, usePages } from "../base/query";
@@ -216,6 +216,7 @@ function OneQuestion({ id, onDone }: { id: string; onDone: () => void }) {
               <Figure label="status" value={<Status status={approval.status} />} note={decided_by.join(", ")} />
               <Figure label="asked" value={<Time at={approval.asked_at_us} />} note={approval.agent ?? undefined} />
               <Figure label="until" value={approval.due_at_us ? stamp(approval.due_at_us) : "no deadline"} />
+              <Figure label="cost so far" value={moneys(amounts(approval.cost_nanos))} />
               <Figure label="who" value={approval.who.join(", ") || "anybody"} note={quorum(approval.policy.quorum)} />
               <Figure
                 label="thread"
@@ -400,6 +401,10 @@ function Files({ files }: { files: FileChange[] }) {
       ))}
     </>
   );
+}
+
+function amounts(nanos: Record<string, number>): Amount[] {
+  return Object.entries(nanos).map(([currency, value]) => ({ currency, amount: value / 1e9 }));
 }
 
 function quorum(count: number | undefined): string | undefined {

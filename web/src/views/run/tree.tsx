@@ -35,7 +35,7 @@ export function Tree({ id, onChange }: { id: string; onChange: () => void }) {
   return (
     <details class="run-tree" open={found.length > 1}>
       <summary>
-        {plural(found.length, "run")} in this tree, {moneys(root.total.cost) || `${count(root.total.tokens)} tokens`} in total
+        {plural(found.length, "run")} in this tree, {root.total.cost.length > 0 ? moneys(root.total.cost) : `${count(root.total.tokens)} tokens`} in total
       </summary>
       <ul aria-label="Tree of runs">
         {found.map(([node, depth]) => (
@@ -43,8 +43,8 @@ export function Tree({ id, onChange }: { id: string; onChange: () => void }) {
             <a href={href(["runs", node.id])} aria-current={node.id === id ? "page" : undefined}>
               {node.agent ?? brief(node.id)}
             </a>{" "}
-            <Status status={node.status} /> own {moneys(node.own.cost) || `${count(node.own.tokens)} tokens`}
-            {node.children.length > 0 && `, total ${moneys(node.total.cost) || `${count(node.total.tokens)} tokens`}`}
+            <Status status={node.status} /> own {node.own.cost.length > 0 ? moneys(node.own.cost) : `${count(node.own.tokens)} tokens`}
+            {node.children.length > 0 && `, total ${node.total.cost.length > 0 ? moneys(node.total.cost) : `${count(node.total.tokens)} tokens`}`}
             {node.attempts.length > 1 && (
               <span class="muted">
                 {" "}
