@@ -25,6 +25,7 @@ from tests.replays.refunds import PAID, QUESTION, Refunds
 from tests.replays.test_proxy import PROGRAM, WORK, upstreams
 from treering.agent import create_agent
 from treering.errors import Conflict, InvalidInput, NotFound
+from treering.replays.capture import decode_body
 from treering.replays.commands import record_command
 from treering.replays.fixtures import RecordedTest, list_tests, read_test, record_test, write_test
 from treering.replays.recorded import ReplayedRun, record_again, run_recorded
@@ -503,3 +504,10 @@ def test_each_framework_can_be_tested_so(server, store, tmp_path, framework) -> 
     assert (len(frameworks.CALLS) == called) == is_caught
     assert "model" in diverged(test, agent, tmp_path, arguments=["gpt-5-mini"])
     assert replayed(test, agent, tmp_path, real_tools=True).output == first
+
+
+@pytest.mark.parametrize("body", [b'{"a": "\xff"}', b"[\xed\xa0\x80]", b'{"a": ', b"\x80"])
+def test_a_body_that_is_no_json_is_kept_as_it_is(body):
+    """A provider may answer anything, and recording it must not fail the call."""
+    kept = decode_body(body, "application/json")
+    assert kept == body or kept == body.decode()

@@ -1,5 +1,6 @@
 """The OpenAPI document is true: made-up calls, right and wrong, get what it promises."""
 
+import os
 import re
 from importlib import import_module
 
@@ -16,6 +17,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 import treering
+from tests.mutations import SECONDS
 from treering.server import parameters
 from treering.server.app import ROUTES, create_app
 from treering.server.settings import Settings
@@ -49,16 +51,27 @@ RIGHT = [(GenerationMode.POSITIVE, each.method, each.path) for each in ENDPOINTS
 WRONG = [(GenerationMode.NEGATIVE, each.method, each.path) for each in ENDPOINTS if each.query or each.body]
 
 
-@pytest.mark.parametrize("mode, method, path", RIGHT + WRONG)
-def test_made_up_calls(document, mode, method, path):
+def make_up_calls(document, mode, method, path, count):
     calls = document[path][method].as_strategy(generation_mode=mode)
 
-    @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
     @given(calls)
     def answered(case):
         case.call_and_validate(checks=CHECKS)
 
     answered()
+
+
+@pytest.mark.parametrize("mode, method, path", RIGHT + WRONG)
+def test_made_up_calls(document, mode, method, path):
+    make_up_calls(document, mode, method, path, 5)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mode, method, path", RIGHT + WRONG)
+def test_many_made_up_calls(document, mode, method, path):
+    make_up_calls(document, mode, method, path, int(os.environ.get(SECONDS, "3600")) // 18)
 
 
 def test_every_operation_has_words_and_a_name_of_its_own(document):

@@ -220,7 +220,7 @@ def _call(block: Mapping[str, Any], style: Style, name: Any, arguments: Any) -> 
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments or "{}")
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             arguments, problem = None, f"the arguments are not JSON: {error}"
     if arguments is None:
         arguments = {}

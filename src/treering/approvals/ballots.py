@@ -345,7 +345,7 @@ class Ballots:
     def _ballot(self, ref: Ref) -> Ballot:
         try:
             row = _decode_row(ref.value)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Corrupt(f"approval {ref.name!r} cannot be read ({error}); run `treering verify`") from None
         now_us = row.decided_us if row.decided_us is not None else self._clock.now_us()
         return Ballot(
@@ -394,7 +394,7 @@ class Ballots:
 def _rule(ref: Ref) -> ApprovalRule:
     try:
         return msgspec.json.decode(ref.value, type=ApprovalRule)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"approval rule {ref.name!r} cannot be read ({error}); set it again") from None
 
 

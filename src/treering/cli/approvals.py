@@ -188,7 +188,7 @@ def edit(
     text = sys.stdin.read() if value == "-" else value
     try:
         given = msgspec.json.decode(text.encode())
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(f"--value is not JSON: {error}") from None
     _answer(place, approval, "edit", by=by, reason=reason, value=given, as_json=as_json)
 

@@ -212,7 +212,7 @@ def _value(text: str) -> Any:
 
     try:
         return msgspec.json.decode(text.encode())
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return text
 
 

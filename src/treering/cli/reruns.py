@@ -233,7 +233,7 @@ def _parameters(given: list[str]) -> dict[str, Any]:
             raise InvalidInput(f"--set {each!r} is invalid; give NAME=VALUE, such as temperature=0")
         try:
             found[name] = msgspec.json.decode(text)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             found[name] = text
     return found
 

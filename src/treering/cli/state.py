@@ -238,7 +238,7 @@ def _value(text: str) -> Any:
 
     try:
         return msgspec.json.decode(text.encode())
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(
             f"the value is not JSON ({error}); quote a string twice: '\"like this\"'"
         ) from None

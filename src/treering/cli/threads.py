@@ -713,7 +713,7 @@ def _value(text: str) -> Any:
 
     try:
         value = msgspec.json.decode(text.encode())
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(
             f"--value is not JSON ({error}); put quotes around a text: '\"like this\"'"
         ) from None

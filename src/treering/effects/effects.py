@@ -782,7 +782,7 @@ class _Ledger:
             return None
         try:
             return _Stored(ref, _decode_row(ref.value))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Corrupt(f"effect {effect_id!r} cannot be read ({error}); run `treering verify`") from None
 
     def effect(self, stored: _Stored) -> Effect:

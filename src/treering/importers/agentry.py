@@ -198,7 +198,7 @@ def _read_state(row: _Row, unpickler: Unpickler | None) -> CapturedState:
     if row.is_json:
         try:
             state = msgspec.json.decode(row.payload)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidInput(f"not valid JSON ({error})") from None
     else:
         try:

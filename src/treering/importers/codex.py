@@ -407,7 +407,7 @@ def input_of(payload: Mapping[str, Any]) -> Any:
         if isinstance(given, str):
             try:
                 return msgspec.json.decode(given)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 return given
         if given is not None:
             return given
@@ -426,7 +426,7 @@ def has_failed(output: Any) -> bool:
             return not rest.startswith("0")
     try:
         fields = mapping(msgspec.json.decode(output))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return False
     return mapping(fields.get("metadata")).get("exit_code", 0) != 0
 

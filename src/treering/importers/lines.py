@@ -163,6 +163,6 @@ def refuse_bad(report: ImportReport) -> None:
 def _is_json(text: bytes) -> bool:
     try:
         decode_line(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return False
     return True

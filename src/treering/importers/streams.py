@@ -328,7 +328,7 @@ class Stream:
         name = f"{_LINE}{self._lines}"
         try:
             value = decode_line(text)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             self._bad.append(self._lines)
             self._recorder.message("line", text.decode("utf-8", "replace"), name=name, ts_us=now_us)
             return
@@ -368,7 +368,7 @@ class _Claude:
     def take(self, value: Any, text: bytes, *, name: str, now_us: int) -> str | None:
         try:
             line = read_line(text)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return _type_of(value)
         model = value.get("model")
         self._note(session=line.stream_session, model=model if isinstance(model, str) else None)

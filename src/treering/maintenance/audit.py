@@ -338,7 +338,7 @@ def parse_seal(given: Seal | dict[str, Any] | bytes) -> Seal:
         if isinstance(given, bytes):
             return msgspec.json.decode(given, type=Seal)
         return msgspec.convert(given, Seal)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"not a seal: {error}; pass what `treering audit seal` wrote") from error
 
 
@@ -416,7 +416,7 @@ def _hex_path(leaves: Sequence[bytes], index: int) -> tuple[tuple[str, str], ...
 def _decoded(event: Event) -> Seal:
     try:
         return msgspec.json.decode(event.data or b"", type=Seal)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"seal {event.id!r} cannot be read ({error}); run verify") from error
 
 

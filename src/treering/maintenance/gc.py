@@ -201,7 +201,7 @@ def _fields(value: bytes) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(value, type=dict[str, Any])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
 
 

@@ -430,7 +430,7 @@ def decode_body(body: bytes, content_type: str) -> Any:
     if "json" in content_type or body[:1] in b"{[":
         try:
             return msgspec.json.decode(body)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             pass
     boundary = content_type.partition("boundary=")[2].strip('"')
     if boundary:  # it is chosen at random for each request

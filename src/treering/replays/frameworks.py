@@ -198,7 +198,7 @@ def _same(arguments: Any) -> Any:
 def _json_arguments(input: str) -> Any:
     try:
         return msgspec.json.decode(input)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return input
 
 

@@ -297,7 +297,7 @@ def _encoded(body: Any, content: bytes) -> bytes:
     try:
         if msgspec.json.decode(content) == body:
             return content
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return content
     return msgspec.json.encode(body)
 

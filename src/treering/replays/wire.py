@@ -194,7 +194,7 @@ def _documents(answer: str) -> list[Any]:
     if text.startswith("{"):
         try:
             return [msgspec.json.decode(text)]
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return [msgspec.json.decode(line) for line in text.splitlines() if line.strip()]
     if text.startswith("["):
         return msgspec.json.decode(text)
@@ -394,7 +394,7 @@ def translate_answer(answer: str, replace: Callable[[str], str]) -> str:
         if data.startswith("{"):
             try:
                 parsed.append((index, msgspec.json.decode(data)))
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 return replace(answer)
     for _, document in parsed:
         for slot, holder, key in _streamed(document):

@@ -692,7 +692,7 @@ def _decoded(arguments: Any) -> Any:
     if isinstance(arguments, str) and arguments[:1] in ("{", "["):
         try:
             return msgspec.json.decode(arguments)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return arguments
     return arguments
 

@@ -206,7 +206,7 @@ def _digest(secret: str) -> str:
 def _key(value: bytes) -> Key:
     try:
         return msgspec.json.decode(value, type=Key)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"an API key is corrupt ({error}); revoke it and create a new one") from None
 
 

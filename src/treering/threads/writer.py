@@ -123,7 +123,7 @@ def read_head(ref: Ref) -> HeadValue:
     """Return what a head holds. Raise `Corrupt` if it cannot be read."""
     try:
         return _decode_head(ref.value)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(
             f"the head {ref.name!r} cannot be read ({error}); run `treering verify`, restore from a backup"
         ) from None

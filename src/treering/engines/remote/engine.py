@@ -539,7 +539,7 @@ def _one(name: str, messages: Iterator[bytes]) -> Any:
         raise TreeringError(f"the server sent {len(found)} messages for {name} instead of one")
     try:
         return _decoders[name].decode(found[0])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Unsupported(f"cannot decode the response to {name} ({error}); upgrade the older side") from None
 
 

@@ -143,7 +143,7 @@ def error_from_document(data: bytes) -> TreeringError:
     """Return the error in a problem document."""
     try:
         document = msgspec.json.decode(data, type=_ProblemDocument)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return TreeringError(f"the server sent an unreadable error: {data[:_SHOWN]!r}")
     detail = document.detail or document.title
     if document.type.startswith(TYPE):

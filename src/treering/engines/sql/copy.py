@@ -659,7 +659,7 @@ def _parse(position: str | None) -> tuple[str, Key]:
         return next(iter(_SECTIONS)), []
     try:
         section, key = msgspec.json.decode(position, type=tuple[str, Key])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         section, key = "", []
     if section != _END and section not in _SECTIONS:
         raise InvalidInput(f"not a position of an export: {position[:80]!r}; pass the position of a slice")

@@ -388,7 +388,7 @@ def _session_of_agent(path: Path) -> str | None:
     for raw in raw_lines(path, path.stat().st_size):
         try:
             return read_line(raw.text).session
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             continue
     return None
 

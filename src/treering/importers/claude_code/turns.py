@@ -285,7 +285,7 @@ def read_line(text: bytes) -> ClaudeLine:
     """
     try:
         return _DECODER.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         value = decode_object(text)
     try:
         return msgspec.convert(value, ClaudeLine)

@@ -321,7 +321,7 @@ def each_document(path: Path, name: str, bad: BadLines) -> Iterator[tuple[str, d
 def _is_object(text: bytes) -> bool:
     try:
         return isinstance(decode_line(text), dict)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return False
 
 
