@@ -5,8 +5,9 @@ itself (`treering.record` around an agent that makes runs of its own). A step sh
 before the next one began: what the model had been given and had answered, the state and files of that moment,
 and what memory was read and written meanwhile.
 
-**Invariant:** a page of steps is read from the journal without contents, and a step without the others, so a
-run of 10,000 steps takes as long to look at as one of ten. The sums so far travel in the cursor.
+**Invariant:** steps are counted and summed without their contents, and the content of one step is read
+without that of the others. The sums so far travel in the cursor of a page. A step is found by its number by
+reading the rows before it: half a second for the 9,000th.
 """
 
 from __future__ import annotations
