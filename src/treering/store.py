@@ -610,8 +610,12 @@ class Store:
         return move_project(self._cell_engine(), self._space, url or "", moving)
 
     def cells(self) -> dict[str, Cell]:
-        """Return which namespaces were moved, and where they live or are moving to."""
-        return self._cell_engine().cells()
+        """Return which namespaces were moved, and where they live or are moving to.
+
+        Only PostgreSQL stores that are opened directly know; others return nothing.
+        """
+        found: CellEngine | None = getattr(self._engine, "cell_engine", None)
+        return {} if found is None else found.cells()
 
     def _cell_engine(self) -> CellEngine:
         found: CellEngine | None = getattr(self._engine, "cell_engine", None)

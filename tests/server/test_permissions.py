@@ -33,6 +33,7 @@ ERASURES = {
     ("POST", "/store/gc"),
     ("POST", "/store/forget"),
     ("POST", "/store/reindex"),
+    ("POST", "/store/move"),
     ("POST", "/store/seals"),
     ("POST", "/store/seals/verify"),
     ("POST", "/keys"),

@@ -10,7 +10,7 @@ from treering.api import redacted
 from treering.core.clock import to_iso
 from treering.core.retention import Keep
 from treering.engines.cells import MoveReport
-from treering.errors import Forbidden, NotFound
+from treering.errors import Forbidden, InvalidInput, NotFound, Unsupported
 from treering.maintenance.audit import AuditReport, Proof, Seal
 from treering.maintenance.forget import Forgotten
 from treering.maintenance.gc import Collection
@@ -229,7 +229,10 @@ def move_project(call: Call[None, MoveRequest]) -> MoveReport:
     """
     if call.access.person is not None:
         raise Forbidden("only the operator may move a project; use the key of TREERING_API_KEY of the server")
-    return call.store.move_project(call.body.url)
+    try:
+        return call.store.move_project(call.body.url)
+    except Unsupported as error:  # this server's store is no PostgreSQL store
+        raise InvalidInput(str(error)) from None
 
 
 @endpoint("GET", "/keys", tag="keys")
