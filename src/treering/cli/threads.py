@@ -547,7 +547,8 @@ def rewind(
         **({} if restored is None else {"files": restored}),
     }
     short = short_ids(each.id for each in [before.record, *left])
-    lines = [f"{clean(info.id)}: step {before.step} -> {target.step}, {len(left)} checkpoints abandoned"]
+    abandoned = "1 checkpoint" if len(left) == 1 else f"{len(left)} checkpoints"
+    lines = [f"{clean(info.id)}: step {before.step} -> {target.step}, {abandoned} abandoned"]
     lines += [
         f"  {each.step:>3}  {short[each.id]}  {one_line(clean(each.note or ''))}".rstrip()
         for each in left[:_LEFT_SHOWN]
