@@ -61,13 +61,19 @@ def progress(title: str) -> Generator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn
     from rich.progress import Progress as Bar
+    from rich.table import Column
     from rich.text import Text
 
     class Figures(ProgressColumn):
         def render(self, task: Task) -> Text:
             return Text(figures(task))
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), Figures())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=12),
+        Figures(table_column=Column(no_wrap=True)),
+    )
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None, items="", bytes=None, total_bytes=None)
         yield Progress(bar, task)
