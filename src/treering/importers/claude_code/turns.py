@@ -289,7 +289,7 @@ def read_line(text: bytes) -> ClaudeLine:
         value = decode_object(text)
     try:
         return msgspec.convert(value, ClaudeLine)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):  # the latter: half a surrogate pair as the type
         timestamp = value.get("timestamp")
         return ClaudeLine(
             type=f"{value.get('type', 'line')} of another form",
