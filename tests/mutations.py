@@ -137,7 +137,7 @@ def damaged_line(chance: random.Random, line: bytes) -> bytes:
     if chance.random() < 0.7:
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
         else:
             return json.dumps(damaged_json(chance, value)).encode()

@@ -252,6 +252,7 @@ def read_meta(path: Path) -> LogMeta | None:
         try:
             meta = msgspec.json.decode(raw.text, type=dict[str, LogMeta])[META]
             check_id(meta.tag, "tag")
+            check_id(meta.agent, "agent")
             return meta
         except KeyError:
             return None

@@ -151,6 +151,13 @@ class HistoryWriter:
                     found[checkpoint.id] = checkpoint.thread, checkpoint.namespace
         return found
 
+    def dicts_in_state(self, checkpoint_id: str, names: Iterable[str]) -> set[str]:
+        """Return which of these state values of a stored checkpoint are dicts."""
+        stored = self._checkpoint(checkpoint_id).state
+        wanted = {name: stored[name] for name in names if name in stored}
+        values = read_state(self._engine, self._space, wanted)
+        return {name for name, value in values.items() if isinstance(value, dict)}
+
     def rewinds(self, thread: str, namespace: str) -> set[str]:
         """Return the ids of a thread's rewinds that are stored already."""
         return self._events(EventQuery(kinds=(REWIND,), scope=thread_scope(thread, namespace)))

@@ -215,6 +215,8 @@ class Inspection:
         """Line number and parent of each checkpoint, in the order of the file."""
         self._values: dict[str, frozenset[str]] = {}
         """The names of the state values of each checkpoint that are dicts, whose keys a line may change."""
+        self._unchecked: dict[str, frozenset[str]] = {}
+        """The state values whose keys a checkpoint changes, if its parent is in no earlier line."""
         self._rewinds: dict[str, tuple[str, str]] = {}
         self._events: dict[str, tuple[tuple[str, str], int]] = {}
         """Thread and time of each event."""
@@ -382,13 +384,16 @@ class Inspection:
                     f"list {name!r} keeps {change.keep} items, its parent has {known.get(name, 0)}"
                 )
         check_values(line)
-        values = self._values.get(line.parent or "", frozenset())
-        if line.parent in self._values and (lost := line.state.change.keys() - values):
+        starts_anew = line.parent is None or line.state.whole
+        values = frozenset[str]() if starts_anew else self._values.get(line.parent or "", frozenset())
+        is_known = starts_anew or line.parent in self._values
+        if is_known and (lost := line.state.change.keys() - values):
             raise InvalidInput(f"it changes keys of the state value {min(lost)!r}, which its parent lacks")
+        if line.state.change and not is_known:
+            self._unchecked[line.id] = frozenset(line.state.change)
         if line.state.whole or line.state.set or line.state.drop:
-            kept = frozenset[str]() if line.state.whole else values
             dicts = {name for name, value in line.state.set.items() if isinstance(value_of(value), dict)}
-            values = kept.difference(line.state.set, line.state.drop) | dicts
+            values = values.difference(line.state.set, line.state.drop) | dicts
         self._values[line.id] = values
         if line.snapshot is not None:
             parse_address(line.snapshot)
@@ -462,6 +467,12 @@ class Inspection:
             if parent is not None and not is_earlier and parent not in there:
                 self._drop(number, f"the parent {parent!r} is neither in an earlier line nor in the store")
                 del self._owners[checkpoint]
+            elif parent is not None and (changed := self._unchecked.get(checkpoint)):
+                lost = changed - self._history.dicts_in_state(parent, changed)
+                if lost:
+                    why = f"it changes keys of the state value {min(lost)!r}, which its parent lacks"
+                    self._drop(number, why)
+                    del self._owners[checkpoint]
 
     def _find_heads(self) -> None:
         newest = {key: checkpoint for checkpoint, key in self._owners.items()} if self.bad.count else {}

@@ -210,6 +210,8 @@ class ClaudeSession(SessionReader):
 
     def _read_line(self, line: SessionLine) -> None:
         read = line.read
+        if read.uuid in self._places:
+            return  # the line was written twice
         if not _is_message(read):
             self._store_line(line)
         elif read.is_sidechain:

@@ -88,11 +88,17 @@ def _span(row: Any) -> OtlpSpan:
         status_message=text_field(fields, "status_message"),
         flags=0,
         attributes=attributes,
-        events=[_event(each) for each in cast("list[Any]", fields.get("events") or ())],
+        events=_events(fields.get("events") or []),
         links=[],
         extra={},
         sender=_SENDER,
     )
+
+
+def _events(given: Any) -> list[dict[str, Any]]:
+    if not isinstance(given, list):
+        raise InvalidInput(f"its events are of type {type(given).__name__}, not a list")
+    return [_event(each) for each in cast("list[Any]", given)]
 
 
 def _event(event: Any) -> dict[str, Any]:
