@@ -11,6 +11,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any, Final
 
 SEED: Final = "TREERING_FUZZ_SEED"
@@ -110,7 +111,7 @@ def damaged_json(chance: random.Random, value: Any) -> Any:
     for _ in range(chance.choice((1, 1, 1, 2, 4))):
         places = list(_places(value))
         if not places:
-            return chance.choice(ODD_VALUES)
+            return deepcopy(chance.choice(ODD_VALUES))
         holder, key = chance.choice(places)
         kind = chance.randrange(8)
         if kind == 0:
@@ -128,7 +129,7 @@ def damaged_json(chance: random.Random, value: Any) -> Any:
             at = chance.randrange(len(text) + 1)
             holder[key] = text[:at] + chance.choice(("\0", "\ud83d", "9", "-", " ", "")) + text[at + 1 :]
         else:
-            holder[key] = chance.choice(ODD_VALUES)
+            holder[key] = deepcopy(chance.choice(ODD_VALUES))
     return value
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 from treering.core.batch import Draft
@@ -142,7 +143,16 @@ class SessionRecorder:
             self.close(name, ts_us=ts_us, status=UNFINISHED)
 
     def _id(self, name: str) -> str | None:
-        return self._id_of(name)
+        id_ = self._id_of(name)
+        return id_ if id_ is None else valid_id(id_)
+
+
+def valid_id(id: str) -> str:
+    """Return an id of another tool as it is, or a hash of it if no row can have it."""
+    try:
+        return check_id(id, "id")
+    except InvalidInput:
+        return f"id-{sha256(id.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
 def span_label(label: Any) -> str:

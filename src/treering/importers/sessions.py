@@ -24,7 +24,7 @@ from treering.core.query import EventQuery, each_record
 from treering.errors import Conflict, InvalidInput, Unreachable
 from treering.importers.history_writer import HistoryWriter, ImportedCheckpoint, ImportedHead, ImportedList
 from treering.importers.lines import BadLines, RawLine
-from treering.importers.recording import BatchRecorder, SessionRecorder
+from treering.importers.recording import BatchRecorder, SessionRecorder, valid_id
 from treering.importers.registry import FileReport, ImportReport, Spent, Tally
 from treering.runs.run import Run
 from treering.threads.checkpoint import PREFIX
@@ -282,7 +282,7 @@ class ImportedSession:
 
     def look_up(self, ids: Iterable[str], *, since_us: int, until_us: int) -> None:
         """Find out which of these ids are stored, by this session or by one that was copied."""
-        wanted = list(dict.fromkeys(ids))
+        wanted = list(dict.fromkeys(valid_id(each) for each in ids))
         for start in range(0, len(wanted), _IDS_A_QUERY):
             chosen = tuple(wanted[start : start + _IDS_A_QUERY])
             query = EventQuery(ids=chosen, since_us=since_us, until_us=until_us + 1)
