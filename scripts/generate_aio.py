@@ -326,10 +326,8 @@ class _Class:
         name, annotation = argument.arg, ast.unparse(argument.annotation) if argument.annotation else ""
         if name.startswith("on_") and _mentions(annotation, "Callable"):
             return f"self._bridge.in_loop({name})"
-        for each, twin in self.names.items():
-            if _mentions(annotation, each):
-                return f"{name}.sync if isinstance({name}, {twin}) else {name}"
-        return name
+        twins = [twin for each, twin in self.names.items() if _mentions(annotation, each)]
+        return f"{name}.sync if isinstance({name}, {' | '.join(twins)}) else {name}" if twins else name
 
     def _out(self, returns: str) -> str:
         name, optional = _without_none(returns)

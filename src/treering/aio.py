@@ -58,7 +58,7 @@ from treering.runs.follow import LiveEvent
 from treering.runs.listing import LegacyRuns, RunOrder, RunPage, RunPreview, Runs
 from treering.runs.otlp.ingest import Ingest
 from treering.runs.performance import Performance, PerformanceBy, PerformanceReport
-from treering.runs.recorder import Recorder
+from treering.runs.recorder import RecordDecorator, Recorder
 from treering.runs.replay import ReplayStep
 from treering.runs.run import Run, RunInfo
 from treering.runs.search import IndexProgress, SearchResult
@@ -250,13 +250,15 @@ class AsyncStore:
             parent=parent,
         )
 
-    def agent(self, name: str | Callable[..., Any] | None = None) -> Callable[..., Any]:
+    @property
+    def agent(self) -> RecordDecorator:
         """Async twin of `Store.agent`."""
-        return self._store.agent(name)
+        return self._store.agent
 
-    def tool(self, name: str | Callable[..., Any] | None = None) -> Callable[..., Any]:
+    @property
+    def tool(self) -> RecordDecorator:
         """Async twin of `Store.tool`."""
-        return self._store.tool(name)
+        return self._store.tool
 
     @property
     def recorder(self) -> Recorder:
@@ -741,13 +743,13 @@ class AsyncThread:
     async def diff(
         self,
         before: str | int | datetime | Checkpoint | AsyncCheckpoint,
-        after: str | int | datetime | Checkpoint | AsyncCheckpoint,
+        after: str | int | datetime | Checkpoint | Thread | AsyncThread | AsyncCheckpoint = "~0",
     ) -> Difference:
         """Async twin of `Thread.diff`."""
         return await self._bridge.call(
             self._thread.diff,
             before.sync if isinstance(before, AsyncCheckpoint) else before,
-            after.sync if isinstance(after, AsyncCheckpoint) else after,
+            after.sync if isinstance(after, AsyncThread | AsyncCheckpoint) else after,
         )
 
     async def rewind(self, to: str | int | datetime | Checkpoint | AsyncCheckpoint) -> AsyncCheckpoint:

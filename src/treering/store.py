@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from treering.runs.listing import LegacyRuns, Runs
     from treering.runs.otlp.ingest import Ingest
     from treering.runs.performance import Performance
-    from treering.runs.recorder import Recorder
+    from treering.runs.recorder import RecordDecorator, Recorder
     from treering.runs.run import Run
     from treering.runs.timeline import Timeline
     from treering.schedules.schedules import Schedules
@@ -334,23 +334,25 @@ class Store:
             readers=self,
         )
 
-    def agent(self, name: str | Callable[..., Any] | None = None) -> Callable[..., Any]:
+    @property
+    def agent(self) -> RecordDecorator:
         """Decorate an agent's function: each call becomes a span, or a run if there is none yet.
 
         ``@store.agent`` uses the function's name, ``@store.agent("planner")`` the given one.
         """
         from treering.runs.recorder import record_calls
 
-        return record_calls(name, kind="agent", new_run=self.run)
+        return record_calls("agent", self.run)
 
-    def tool(self, name: str | Callable[..., Any] | None = None) -> Callable[..., Any]:
+    @property
+    def tool(self) -> RecordDecorator:
         """Decorate a tool's function: each call inside a run is recorded with its input and output.
 
         ``@store.tool`` uses the function's name, ``@store.tool("add")`` the given one.
         """
         from treering.runs.recorder import record_calls
 
-        return record_calls(name, kind="tool", new_run=None)
+        return record_calls("tool")
 
     @property
     def recorder(self) -> Recorder:

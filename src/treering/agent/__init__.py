@@ -2,7 +2,7 @@
 
 from treering.agent.agent import Agent, create_agent
 from treering.agent.loop import CheckpointWarning, Middleware
-from treering.agent.messages import AgentEvent, Context, Result, ToolCall
+from treering.agent.messages import AgentEvent, Context, Message, Result, ToolCall
 from treering.agent.tools import Tool, tool
 from treering.limits.tool_budgets import Budget
 
@@ -12,6 +12,7 @@ __all__ = [
     "Budget",
     "CheckpointWarning",
     "Context",
+    "Message",
     "Middleware",
     "Result",
     "Tool",

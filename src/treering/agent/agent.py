@@ -7,7 +7,7 @@ saver may each be sync or async, whichever of the two is called.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from inspect import signature
 from typing import Any, Final, cast
@@ -142,7 +142,7 @@ class Agent(Closing):
         checkpoint_after_tool_call: bool = False,
         metadata: Mapping[str, Any] | None = None,
         partial: OnPartial = "discard",
-    ) -> Iterator[AgentEvent]:
+    ) -> Generator[AgentEvent]:
         """Run as `generate` does, and yield events as they happen; the last one has the result.
 
         The run advances only while it is iterated over. Closing the iterator stops it: complete replies and
@@ -185,7 +185,7 @@ class Agent(Closing):
         """Async twin of `generate`."""
         events = drive_async(self._run(thread_id, prompt, checkpoint_after_tool_call, metadata, partial))
         result: Result | None = None
-        async with aclosing(cast("Any", events)):
+        async with aclosing(events):
             async for event in events:
                 result = event.result
         return cast("Result", result)
@@ -198,7 +198,7 @@ class Agent(Closing):
         checkpoint_after_tool_call: bool = False,
         metadata: Mapping[str, Any] | None = None,
         partial: OnPartial = "discard",
-    ) -> AsyncIterator[AgentEvent]:
+    ) -> AsyncGenerator[AgentEvent]:
         """Async twin of `stream`."""
         return drive_async(self._run(thread_id, prompt, checkpoint_after_tool_call, metadata, partial))
 

@@ -32,12 +32,11 @@ import contextvars
 import inspect
 import warnings
 from collections.abc import (
-    AsyncIterator,
+    AsyncGenerator,
     Awaitable,
     Callable,
     Coroutine,
     Generator,
-    Iterator,
     Mapping,
     Sequence,
 )
@@ -911,7 +910,7 @@ class Drivable(Protocol):
         ...
 
 
-def drive(run: Drivable) -> Iterator[AgentEvent]:
+def drive(run: Drivable) -> Generator[AgentEvent]:
     """Run the steps, waiting for each."""
     progress = _Progress(run)
     try:
@@ -933,7 +932,7 @@ def drive(run: Drivable) -> Iterator[AgentEvent]:
             call_and_wait(_close, run.stream)
 
 
-async def drive_async(run: Drivable) -> AsyncIterator[AgentEvent]:
+async def drive_async(run: Drivable) -> AsyncGenerator[AgentEvent]:
     """Run the steps, awaiting each."""
     progress = _Progress(run)
     worker = saver = WorkerThread()

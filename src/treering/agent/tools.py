@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeVar, cast, get_args, get_type_hints
+from typing import Any, Final, TypeVar, cast, get_args, get_type_hints, overload
 
 import msgspec
 
@@ -70,7 +70,7 @@ class Tool:
     def __repr__(self) -> str:
         return f"Tool({self.name!r})"
 
-    def as_openai(self) -> dict[str, Any]:
+    def as_openai(self) -> Any:
         """Return the tool's description for OpenAI's chat API."""
         return {
             "type": "function",
@@ -81,7 +81,7 @@ class Tool:
             },
         }
 
-    def as_anthropic(self) -> dict[str, Any]:
+    def as_anthropic(self) -> Any:
         """Return the tool's description for Anthropic's messages API."""
         return {"name": self.name, "description": self.description, "input_schema": self.parameters}
 
@@ -124,6 +124,32 @@ class Tool:
         return call
 
 
+@overload
+def tool(
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    needs_approval: Approval = False,
+    approval: ApprovalPolicy | None = None,
+    replay: Replay | None = None,
+) -> Tool: ...
+
+
+@overload
+def tool(
+    function: None = None,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    needs_approval: Approval = False,
+    approval: ApprovalPolicy | None = None,
+    replay: Replay | None = None,
+) -> Callable[[Callable[..., Any]], Tool]: ...
+
+
 def tool(
     function: Callable[..., Any] | None = None,
     *,
@@ -133,7 +159,7 @@ def tool(
     needs_approval: Approval = False,
     approval: ApprovalPolicy | None = None,
     replay: Replay | None = None,
-) -> Any:
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a `Tool` from a function. A decorator, with or without arguments, or a plain call.
 
     ``approval`` says who may approve its calls, and until when (see `treering.approvals`); without

@@ -29,7 +29,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar, cast, overload
 
 from treering.core.batch import Draft
 from treering.core.ids import new_id
@@ -373,22 +373,34 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def record_calls(
-    name: str | Callable[..., Any] | None, *, kind: str, new_run: Callable[[str], Run] | None
-) -> Callable[..., Any]:
-    """Return a decorator that records calls of a function, by ``name`` or by the function's own name.
+class RecordDecorator(Protocol):
+    """A decorator with or without a name. The function keeps its signature."""
+
+    @overload
+    def __call__(self, name: Callable[P, R], /) -> Callable[P, R]: ...
+
+    @overload
+    def __call__(self, name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def record_calls(kind: str, new_run: Callable[[str], Run] | None = None) -> RecordDecorator:
+    """Return a decorator that records calls of a function, by a name or by the function's own.
 
     A call becomes a span below the current one. Outside of a run, ``new_run`` starts one; without
-    ``new_run`` such a call is not recorded. Used without parentheses, ``name`` is the function itself.
+    ``new_run`` such a call is not recorded.
     """
-    if callable(name):
-        return record_calls(None, kind=kind, new_run=new_run)(name)
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        own_name = name or getattr(function, "__name__", type(function).__name__)
-        return _record_function(function, name=own_name, kind=kind, new_run=new_run)
+    def decorator(name: str | Callable[..., Any] | None = None) -> Callable[..., Any]:
+        if callable(name):
+            return decorator()(name)
 
-    return decorate
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            own_name = name or getattr(function, "__name__", type(function).__name__)
+            return _record_function(function, name=own_name, kind=kind, new_run=new_run)
+
+        return decorate
+
+    return cast("RecordDecorator", decorator)
 
 
 def _record_function(

@@ -602,12 +602,17 @@ class Thread:
         yield from map(self._checkpoint, islice(source, last))
 
     def diff(
-        self, before: str | int | datetime | Checkpoint, after: str | int | datetime | Checkpoint
+        self,
+        before: str | int | datetime | Checkpoint,
+        after: str | int | datetime | Checkpoint | Thread = "~0",
     ) -> Difference:
-        """Compare two checkpoints: messages, state as a JSON patch, and files."""
+        """Compare two checkpoints: messages, state as a JSON patch, and files.
+
+        ``after`` is this thread's head unless it is given; a `Thread`, such as a fork, stands for its head.
+        """
         from treering.threads.diff import difference
 
-        old, new = self.at(before), self.at(after)
+        old, new = self.at(before), after.at("~0") if isinstance(after, Thread) else self.at(after)
         return difference(old, new, files=self.workspace.diff(old.snapshot, new.snapshot))
 
     # Rewinding, forking, removing
