@@ -96,9 +96,28 @@ def _operation(operation: dict[str, Any]) -> str:
         f"    query: {_given(query)};",
         f"    body: {'undefined' if body is None else _type(_json(body))};",
         f"    reply: {reply};",
+        f"    given: {{ {'; '.join(_parts(operation, path, query))} }};",
         "  };",
     ]
     return "\n".join(lines)
+
+
+def _parts(operation: dict[str, Any], path: list[dict[str, Any]], query: list[dict[str, Any]]) -> list[str]:
+    """Return what a call takes, spelled out: computed from the parts, it is too complex for the compiler."""
+    name = operation["operationId"]
+    body = operation.get("requestBody")
+    parts = {"path": bool(path), "query": bool(query), "body": body is not None}
+    is_needed = {
+        "path": True,
+        "query": any(each["required"] for each in query),
+        "body": body is not None and body.get("required", True),
+    }
+    given = [
+        f'{part}{"" if is_needed[part] else "?"}: Operations["{name}"]["{part}"]'
+        for part, is_there in parts.items()
+        if is_there
+    ]
+    return [*given, "signal?: AbortSignal | undefined"]
 
 
 def _given(parameters: list[dict[str, Any]]) -> str:

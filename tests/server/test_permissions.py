@@ -40,8 +40,10 @@ ERASURES = {
     ("DELETE", "/keys/{id}"),
     ("POST", "/memory/{id}/forget"),
     ("DELETE", "/threads/{id}"),
+    ("POST", "/runs/{id}/reruns"),
+    ("DELETE", "/runs/{id}/reruns/{job}"),
 }
-"""What needs an admin key and is more than a commit: a method of the gateway, or a namespace of its own."""
+"""What needs an admin key and is more than a commit: a gateway method, another namespace, a process."""
 
 
 @pytest.fixture

@@ -1912,6 +1912,7 @@ export interface Operations {
     };
     body: undefined;
     reply: RunList;
+    given: { query?: Operations["list_runs"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Return a run with its status and cost. */
   get_run: {
@@ -1922,6 +1923,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: RunLine;
+    given: { path: Operations["get_run"]["path"]; signal?: AbortSignal | undefined };
   };
   /** Return a run with its attempts and the runs of its sub-agents, with own and total cost. */
   get_tree: {
@@ -1932,6 +1934,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: TreeLine;
+    given: { path: Operations["get_tree"]["path"]; signal?: AbortSignal | undefined };
   };
   /** Ask a run and everything below it to stop; return the runs that had not ended. */
   cancel_run: {
@@ -1942,6 +1945,7 @@ export interface Operations {
     query: Record<string, never>;
     body: CancelBody;
     reply: Cancelled;
+    given: { path: Operations["cancel_run"]["path"]; body: Operations["cancel_run"]["body"]; signal?: AbortSignal | undefined };
   };
   /** List the spans, messages and other records of a run, by start, without their content. */
   list_spans: {
@@ -1957,6 +1961,7 @@ export interface Operations {
     };
     body: undefined;
     reply: SpanList;
+    given: { path: Operations["list_spans"]["path"]; query?: Operations["list_spans"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Return a span or message with its input and output. */
   get_span: {
@@ -1972,6 +1977,7 @@ export interface Operations {
     };
     body: undefined;
     reply: SpanContent;
+    given: { path: Operations["get_span"]["path"]; query?: Operations["get_span"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Compare two runs, and return the first step at which they differ. */
   compare_runs: {
@@ -1987,6 +1993,7 @@ export interface Operations {
     };
     body: undefined;
     reply: RunComparison;
+    given: { path: Operations["compare_runs"]["path"]; query?: Operations["compare_runs"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Compare agents over all days, or over a range of days. */
   compare_agents: {
@@ -2003,6 +2010,7 @@ export interface Operations {
     };
     body: undefined;
     reply: AgentComparison;
+    given: { query: Operations["compare_agents"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Return a run as it happened: starts, ends, messages, and the chunks of streams with their times. */
   replay: {
@@ -2020,6 +2028,7 @@ export interface Operations {
     };
     body: undefined;
     reply: Replay;
+    given: { path: Operations["replay"]["path"]; query?: Operations["replay"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Return the timeline of a run, oldest first. */
   get_timeline: {
@@ -2047,6 +2056,7 @@ export interface Operations {
     };
     body: undefined;
     reply: Record<string, Json>;
+    given: { path: Operations["get_timeline"]["path"]; query?: Operations["get_timeline"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Return the timeline of all runs of a thread, oldest first; empty for a thread without runs. */
   get_thread_timeline: {
@@ -2076,6 +2086,7 @@ export interface Operations {
     };
     body: undefined;
     reply: Record<string, Json>;
+    given: { path: Operations["get_thread_timeline"]["path"]; query?: Operations["get_thread_timeline"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Find messages, inputs and outputs by their words, those with the most of them first. */
   search: {
@@ -2098,6 +2109,7 @@ export interface Operations {
     };
     body: undefined;
     reply: SearchResult;
+    given: { query: Operations["search"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Return the cost of a run, by agent, in tokens and euros. */
   get_cost: {
@@ -2108,6 +2120,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: Record<string, Json>;
+    given: { path: Operations["get_cost"]["path"]; signal?: AbortSignal | undefined };
   };
   /** Return the cost of everything, or of one thread, by day, agent, model, kind, run, thread or tag. */
   get_costs: {
@@ -2132,6 +2145,7 @@ export interface Operations {
     };
     body: undefined;
     reply: CostTable;
+    given: { query?: Operations["get_costs"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Return latency percentiles, time to first token, tokens per second and failures. */
   get_performance: {
@@ -2152,6 +2166,7 @@ export interface Operations {
     };
     body: undefined;
     reply: PerformanceReport;
+    given: { query?: Operations["get_performance"]["query"]; signal?: AbortSignal | undefined };
   };
   /** List the steps of a run in their order, without content, with tokens and costs so far. */
   list_steps: {
@@ -2169,6 +2184,7 @@ export interface Operations {
     };
     body: undefined;
     reply: StepPage;
+    given: { path: Operations["list_steps"]["path"]; query?: Operations["list_steps"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Count the steps of a run. */
   get_step_count: {
@@ -2179,6 +2195,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: StepCount;
+    given: { path: Operations["get_step_count"]["path"]; signal?: AbortSignal | undefined };
   };
   /** Find the next step with a tool, an error, a cost or a text: what a debugger continues to. */
   find_next_step: {
@@ -2202,6 +2219,7 @@ export interface Operations {
     };
     body: undefined;
     reply: FoundStep;
+    given: { path: Operations["find_next_step"]["path"]; query?: Operations["find_next_step"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Return a step with its content, and the conversation, state, files and memory of that moment. */
   get_step: {
@@ -2217,6 +2235,7 @@ export interface Operations {
     };
     body: undefined;
     reply: StepView;
+    given: { path: Operations["get_step"]["path"]; query?: Operations["get_step"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Compare a run with its reruns, and say whether it can be made again here. */
   get_reruns: {
@@ -2230,6 +2249,7 @@ export interface Operations {
     };
     body: undefined;
     reply: Reruns;
+    given: { path: Operations["get_reruns"]["path"]; query?: Operations["get_reruns"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Make a run again from a call on, in a process of its own. `GET` shows its progress and comparison. */
   start_rerun: {
@@ -2240,6 +2260,7 @@ export interface Operations {
     query: Record<string, never>;
     body: RerunOrder;
     reply: RerunJob;
+    given: { path: Operations["start_rerun"]["path"]; body: Operations["start_rerun"]["body"]; signal?: AbortSignal | undefined };
   };
   /** Stop reruns that this server makes. Those that ended stay. */
   cancel_rerun: {
@@ -2252,6 +2273,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: RerunJob;
+    given: { path: Operations["cancel_rerun"]["path"]; signal?: AbortSignal | undefined };
   };
   /** Find threads, runs and memory by their words, each kind on its own, best first. */
   search_everything: {
@@ -2264,6 +2286,7 @@ export interface Operations {
     };
     body: undefined;
     reply: Found;
+    given: { query: Operations["search_everything"]["query"]; signal?: AbortSignal | undefined };
   };
   /** List threads, last changed first. A thread that changes between two pages moves to the front. */
   list_threads: {
@@ -2282,6 +2305,7 @@ export interface Operations {
     };
     body: undefined;
     reply: ThreadList;
+    given: { query?: Operations["list_threads"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Return the newest checkpoint of a thread, with all or only the last messages. */
   get_thread: {
@@ -2299,6 +2323,7 @@ export interface Operations {
     };
     body: undefined;
     reply: CheckpointContent;
+    given: { path: Operations["get_thread"]["path"]; query?: Operations["get_thread"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Delete a thread: checkpoints, transcript, and its lines in files on this server. */
   delete_thread: {
@@ -2314,6 +2339,7 @@ export interface Operations {
     };
     body: undefined;
     reply: Cleaned;
+    given: { path: Operations["delete_thread"]["path"]; query?: Operations["delete_thread"]["query"]; signal?: AbortSignal | undefined };
   };
   /** List the checkpoints that lead to the head, newest first. */
   get_history: {
@@ -2335,6 +2361,7 @@ export interface Operations {
     };
     body: undefined;
     reply: History;
+    given: { path: Operations["get_history"]["path"]; query?: Operations["get_history"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Return the tree of a thread: checkpoints, rewinds and forks. */
   get_lineage: {
@@ -2352,6 +2379,7 @@ export interface Operations {
     };
     body: undefined;
     reply: Lineage;
+    given: { path: Operations["get_lineage"]["path"]; query?: Operations["get_lineage"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Return one checkpoint by its id, step, `~1` or a time: messages, state and lists. */
   get_checkpoint: {
@@ -2371,6 +2399,7 @@ export interface Operations {
     };
     body: undefined;
     reply: CheckpointContent;
+    given: { path: Operations["get_checkpoint"]["path"]; query?: Operations["get_checkpoint"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Compare two checkpoints: messages, state (a JSON patch) and files. */
   diff_threads: {
@@ -2392,6 +2421,7 @@ export interface Operations {
     };
     body: undefined;
     reply: Difference;
+    given: { path: Operations["diff_threads"]["path"]; query: Operations["diff_threads"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Save a checkpoint. If `head` is no longer the head, this is a conflict and nothing is written. */
   save_checkpoint: {
@@ -2405,6 +2435,7 @@ export interface Operations {
     };
     body: NewCheckpoint;
     reply: CheckpointSummary;
+    given: { path: Operations["save_checkpoint"]["path"]; query?: Operations["save_checkpoint"]["query"]; body: Operations["save_checkpoint"]["body"]; signal?: AbortSignal | undefined };
   };
   /** Start a new thread at a checkpoint of this one. They share their past. */
   fork_thread: {
@@ -2418,6 +2449,7 @@ export interface Operations {
     };
     body: NewFork;
     reply: ThreadLine;
+    given: { path: Operations["fork_thread"]["path"]; query?: Operations["fork_thread"]["query"]; body: Operations["fork_thread"]["body"]; signal?: AbortSignal | undefined };
   };
   /** Move the head back to a checkpoint. Later checkpoints stay stored, and side effects are not undone. */
   rewind_thread: {
@@ -2431,6 +2463,7 @@ export interface Operations {
     };
     body: Back;
     reply: Rewound;
+    given: { path: Operations["rewind_thread"]["path"]; query?: Operations["rewind_thread"]["query"]; body: Operations["rewind_thread"]["body"]; signal?: AbortSignal | undefined };
   };
   /** Answer the pending interrupt: approve, deny, or edit with a value. */
   resume_thread: {
@@ -2444,6 +2477,7 @@ export interface Operations {
     };
     body: Answer;
     reply: CheckpointSummary;
+    given: { path: Operations["resume_thread"]["path"]; query?: Operations["resume_thread"]["query"]; body: Operations["resume_thread"]["body"]; signal?: AbortSignal | undefined };
   };
   /** Return what a model is to be given: instructions, the summary, and the newest messages that fit. */
   get_view: {
@@ -2463,6 +2497,7 @@ export interface Operations {
     };
     body: undefined;
     reply: View;
+    given: { path: Operations["get_view"]["path"]; query?: Operations["get_view"]["query"]; signal?: AbortSignal | undefined };
   };
   /** List the compactions of a thread, oldest first; the last one is in effect. */
   list_compactions: {
@@ -2476,6 +2511,7 @@ export interface Operations {
     };
     body: undefined;
     reply: Compactions;
+    given: { path: Operations["list_compactions"]["path"]; query?: Operations["list_compactions"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Let a summary stand for all messages but the last ones in the view; nothing is removed. */
   compact_thread: {
@@ -2489,6 +2525,7 @@ export interface Operations {
     };
     body: NewCompaction;
     reply: CheckpointSummary;
+    given: { path: Operations["compact_thread"]["path"]; query?: Operations["compact_thread"]["query"]; body: Operations["compact_thread"]["body"]; signal?: AbortSignal | undefined };
   };
   /** Remove the newest compaction, or all: the view shows what they stood for again. */
   uncompact_thread: {
@@ -2504,6 +2541,7 @@ export interface Operations {
     };
     body: undefined;
     reply: CheckpointSummary;
+    given: { path: Operations["uncompact_thread"]["path"]; query?: Operations["uncompact_thread"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Return the reply that a model was streaming when its process died, if the thread ends there. */
   get_partial: {
@@ -2517,6 +2555,7 @@ export interface Operations {
     };
     body: undefined;
     reply: Partial;
+    given: { path: Operations["get_partial"]["path"]; query?: Operations["get_partial"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Forget the half-streamed reply of a thread. */
   discard_partial: {
@@ -2530,6 +2569,7 @@ export interface Operations {
     };
     body: undefined;
     reply: void;
+    given: { path: Operations["discard_partial"]["path"]; query?: Operations["discard_partial"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Return what agents said in a thread, oldest first; empty for a thread without a transcript. */
   get_transcript: {
@@ -2549,6 +2589,7 @@ export interface Operations {
     };
     body: undefined;
     reply: TranscriptEvents;
+    given: { path: Operations["get_transcript"]["path"]; query?: Operations["get_transcript"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Add an event to the transcript of a thread. It is durable when this returns. */
   append_to_transcript: {
@@ -2562,6 +2603,7 @@ export interface Operations {
     };
     body: NewTranscriptEvent;
     reply: Record<string, Json>;
+    given: { path: Operations["append_to_transcript"]["path"]; query?: Operations["append_to_transcript"]["query"]; body: Operations["append_to_transcript"]["body"]; signal?: AbortSignal | undefined };
   };
   /** List the documents of a namespace. */
   list_memory: {
@@ -2586,6 +2628,7 @@ export interface Operations {
     };
     body: undefined;
     reply: MemoryList;
+    given: { query?: Operations["list_memory"]["query"]; signal?: AbortSignal | undefined };
   };
   /** List the namespaces that have documents, by name. */
   list_memory_namespaces: {
@@ -2598,6 +2641,7 @@ export interface Operations {
     };
     body: undefined;
     reply: MemoryNamespaces;
+    given: { query?: Operations["list_memory_namespaces"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Search documents, best match first. */
   search_memory: {
@@ -2618,6 +2662,7 @@ export interface Operations {
     };
     body: undefined;
     reply: MemorySearch;
+    given: { query: Operations["search_memory"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Return a document, or a version of it. */
   get_memory: {
@@ -2635,6 +2680,7 @@ export interface Operations {
     };
     body: undefined;
     reply: MemoryDocument;
+    given: { path: Operations["get_memory"]["path"]; query?: Operations["get_memory"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Save a document; its former versions are kept. */
   put_memory: {
@@ -2648,6 +2694,7 @@ export interface Operations {
     };
     body: NewMemoryDocument;
     reply: MemoryDocument;
+    given: { path: Operations["put_memory"]["path"]; query?: Operations["put_memory"]["query"]; body: Operations["put_memory"]["body"]; signal?: AbortSignal | undefined };
   };
   /** Delete a document; its versions are kept until it is forgotten. */
   delete_memory: {
@@ -2663,6 +2710,7 @@ export interface Operations {
     };
     body: undefined;
     reply: Empty;
+    given: { path: Operations["delete_memory"]["path"]; query?: Operations["delete_memory"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Erase a document with all its versions, permanently. */
   forget_memory: {
@@ -2676,6 +2724,7 @@ export interface Operations {
     };
     body: undefined;
     reply: Forgotten;
+    given: { path: Operations["forget_memory"]["path"]; query?: Operations["forget_memory"]["query"]; signal?: AbortSignal | undefined };
   };
   /** List the versions of a document, newest first. */
   get_memory_history: {
@@ -2689,6 +2738,7 @@ export interface Operations {
     };
     body: undefined;
     reply: MemoryHistory;
+    given: { path: Operations["get_memory_history"]["path"]; query?: Operations["get_memory_history"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Compare two versions. */
   diff_memory: {
@@ -2706,6 +2756,7 @@ export interface Operations {
     };
     body: undefined;
     reply: MemoryDiff;
+    given: { path: Operations["diff_memory"]["path"]; query: Operations["diff_memory"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Save an older version again, as the newest one. */
   restore_memory: {
@@ -2719,6 +2770,7 @@ export interface Operations {
     };
     body: MemoryRestore;
     reply: MemoryDocument;
+    given: { path: Operations["restore_memory"]["path"]; query?: Operations["restore_memory"]["query"]; body: Operations["restore_memory"]["body"]; signal?: AbortSignal | undefined };
   };
   /** List snapshots, newest first. */
   list_snapshots: {
@@ -2733,6 +2785,7 @@ export interface Operations {
     };
     body: undefined;
     reply: Snapshots;
+    given: { query?: Operations["list_snapshots"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Compare two snapshots, with a text diff of small files. */
   diff_snapshots: {
@@ -2747,6 +2800,7 @@ export interface Operations {
     };
     body: undefined;
     reply: WorkspacesChanges;
+    given: { query?: Operations["diff_snapshots"]["query"]; signal?: AbortSignal | undefined };
   };
   /** List a folder of a snapshot. */
   list_files: {
@@ -2762,6 +2816,7 @@ export interface Operations {
     };
     body: undefined;
     reply: Entries;
+    given: { path: Operations["list_files"]["path"]; query?: Operations["list_files"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Return one file of a snapshot, or the part of it that a `Range` header names (`bytes=0-499`). */
   get_file: {
@@ -2777,6 +2832,7 @@ export interface Operations {
     };
     body: undefined;
     reply: void;
+    given: { path: Operations["get_file"]["path"]; query: Operations["get_file"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Read and verify every object of a snapshot. */
   check_snapshot: {
@@ -2787,6 +2843,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: SnapshotCheck;
+    given: { path: Operations["check_snapshot"]["path"]; signal?: AbortSignal | undefined };
   };
   /** List what looks like keys, tokens and passwords in the files of a snapshot; the first 1,000. */
   find_secrets: {
@@ -2797,6 +2854,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: Secrets;
+    given: { path: Operations["find_secrets"]["path"]; signal?: AbortSignal | undefined };
   };
   /** List the checkpoints of sandboxes, newest first. */
   list_sandbox_checkpoints: {
@@ -2811,6 +2869,7 @@ export interface Operations {
     };
     body: undefined;
     reply: Checkpoints;
+    given: { query?: Operations["list_sandbox_checkpoints"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Return a checkpoint by its id, the beginning of it, or `latest`. */
   get_sandbox_checkpoint: {
@@ -2821,6 +2880,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: CheckpointInfo;
+    given: { path: Operations["get_sandbox_checkpoint"]["path"]; signal?: AbortSignal | undefined };
   };
   /** Describe the `output` folder of a checkpoint's workspace, and which session it is of. */
   get_sandbox_output: {
@@ -2831,6 +2891,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: SessionOutput;
+    given: { path: Operations["get_sandbox_output"]["path"]; signal?: AbortSignal | undefined };
   };
   /** List active and paused tasks. */
   list_schedules: {
@@ -2847,6 +2908,7 @@ export interface Operations {
     };
     body: undefined;
     reply: ScheduleList;
+    given: { query?: Operations["list_schedules"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Schedule a task. */
   create_schedule: {
@@ -2857,6 +2919,7 @@ export interface Operations {
     };
     body: NewTask;
     reply: ScheduledTask;
+    given: { query?: Operations["create_schedule"]["query"]; body: Operations["create_schedule"]["body"]; signal?: AbortSignal | undefined };
   };
   /** Return a task. */
   get_schedule: {
@@ -2870,6 +2933,7 @@ export interface Operations {
     };
     body: undefined;
     reply: ScheduledTask;
+    given: { path: Operations["get_schedule"]["path"]; query?: Operations["get_schedule"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Cancel a task for good. */
   cancel_schedule: {
@@ -2883,6 +2947,7 @@ export interface Operations {
     };
     body: undefined;
     reply: ScheduledTask;
+    given: { path: Operations["cancel_schedule"]["path"]; query?: Operations["cancel_schedule"]["query"]; signal?: AbortSignal | undefined };
   };
   /** List the finished and skipped occurrences of a task, newest first. */
   list_occurrences: {
@@ -2900,6 +2965,7 @@ export interface Operations {
     };
     body: undefined;
     reply: OccurrenceList;
+    given: { path: Operations["list_occurrences"]["path"]; query?: Operations["list_occurrences"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Pause a task until it is resumed. */
   pause_schedule: {
@@ -2913,6 +2979,7 @@ export interface Operations {
     };
     body: undefined;
     reply: ScheduledTask;
+    given: { path: Operations["pause_schedule"]["path"]; query?: Operations["pause_schedule"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Resume a paused task at its next occurrence. */
   resume_schedule: {
@@ -2926,6 +2993,7 @@ export interface Operations {
     };
     body: undefined;
     reply: ScheduledTask;
+    given: { path: Operations["resume_schedule"]["path"]; query?: Operations["resume_schedule"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Have a worker run the task once as soon as possible. */
   run_schedule: {
@@ -2939,6 +3007,7 @@ export interface Operations {
     };
     body: undefined;
     reply: ScheduledTask;
+    given: { path: Operations["run_schedule"]["path"]; query?: Operations["run_schedule"]["query"]; signal?: AbortSignal | undefined };
   };
   /** List keys with their values, by key. */
   list_state: {
@@ -2955,6 +3024,7 @@ export interface Operations {
     };
     body: undefined;
     reply: StateEntryList;
+    given: { query?: Operations["list_state"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Return a value and its version. */
   get_state: {
@@ -2968,6 +3038,7 @@ export interface Operations {
     };
     body: undefined;
     reply: StateEntry;
+    given: { path: Operations["get_state"]["path"]; query?: Operations["get_state"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Set a key. */
   put_state: {
@@ -2981,6 +3052,7 @@ export interface Operations {
     };
     body: NewStateValue;
     reply: StateEntry;
+    given: { path: Operations["put_state"]["path"]; query?: Operations["put_state"]["query"]; body: Operations["put_state"]["body"]; signal?: AbortSignal | undefined };
   };
   /** Delete a key. */
   delete_state: {
@@ -2996,6 +3068,7 @@ export interface Operations {
     };
     body: undefined;
     reply: Empty;
+    given: { path: Operations["delete_state"]["path"]; query?: Operations["delete_state"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Add to an integer, without reading it first. */
   add_state: {
@@ -3009,6 +3082,7 @@ export interface Operations {
     };
     body: StateAddition;
     reply: StateSum;
+    given: { path: Operations["add_state"]["path"]; query?: Operations["add_state"]["query"]; body: Operations["add_state"]["body"]; signal?: AbortSignal | undefined };
   };
   /** List the changes of a key, newest first. */
   get_state_history: {
@@ -3022,6 +3096,7 @@ export interface Operations {
     };
     body: undefined;
     reply: StateHistory;
+    given: { path: Operations["get_state_history"]["path"]; query?: Operations["get_state_history"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Return the size of the project and its growth by day. */
   get_stats: {
@@ -3029,6 +3104,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: Stats;
+    given: { signal?: AbortSignal | undefined };
   };
   /** Return the growth of the store by day, with the trend. */
   get_growth: {
@@ -3039,6 +3115,7 @@ export interface Operations {
     };
     body: undefined;
     reply: Growth;
+    given: { query?: Operations["get_growth"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Rehash all content and check every link. Changes nothing. */
   verify_store: {
@@ -3046,6 +3123,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: Verification;
+    given: { signal?: AbortSignal | undefined };
   };
   /** List the seals over the history of the project, oldest first. */
   list_seals: {
@@ -3053,6 +3131,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: SealList;
+    given: { signal?: AbortSignal | undefined };
   };
   /** Seal what was committed since the last seal. Publish it where the operator cannot rewrite it. */
   make_seal: {
@@ -3060,6 +3139,7 @@ export interface Operations {
     query: Record<string, never>;
     body: SealRequest;
     reply: NewSeal;
+    given: { body: Operations["make_seal"]["body"]; signal?: AbortSignal | undefined };
   };
   /** Return a seal with the list of its commits, to publish it. */
   get_seal: {
@@ -3070,6 +3150,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: Seal;
+    given: { path: Operations["get_seal"]["path"]; signal?: AbortSignal | undefined };
   };
   /** Check the project against published seals, and say which rows differ. Changes nothing. */
   verify_seals: {
@@ -3077,6 +3158,7 @@ export interface Operations {
     query: Record<string, never>;
     body: PublishedSeals;
     reply: AuditReport;
+    given: { body: Operations["verify_seals"]["body"]; signal?: AbortSignal | undefined };
   };
   /** Return the evidence that an event is part of the sealed history. */
   prove_event: {
@@ -3087,6 +3169,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: Proof;
+    given: { path: Operations["prove_event"]["path"]; signal?: AbortSignal | undefined };
   };
   /** Drop what the rule does not keep, then remove unreachable data. A dry run by default. */
   collect_garbage: {
@@ -3094,6 +3177,7 @@ export interface Operations {
     query: Record<string, never>;
     body: Sweep;
     reply: Collection;
+    given: { body: Operations["collect_garbage"]["body"]; signal?: AbortSignal | undefined };
   };
   /** Permanently erase a thread, a namespace or a scope. */
   forget_in_store: {
@@ -3101,6 +3185,7 @@ export interface Operations {
     query: Record<string, never>;
     body: Selection;
     reply: Forgotten;
+    given: { body: Operations["forget_in_store"]["body"]; signal?: AbortSignal | undefined };
   };
   /** Rebuild the roll-ups and the search index. */
   reindex_store: {
@@ -3108,6 +3193,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: Empty;
+    given: { signal?: AbortSignal | undefined };
   };
   /** Return the database that the project lives in, and the one that it is moving to. */
   get_cell: {
@@ -3115,6 +3201,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: CellLine;
+    given: { signal?: AbortSignal | undefined };
   };
   /** Move the project to another PostgreSQL database while it is used; writers wait under a second. */
   move_project: {
@@ -3122,6 +3209,7 @@ export interface Operations {
     query: Record<string, never>;
     body: MoveRequest;
     reply: MoveReport;
+    given: { body: Operations["move_project"]["body"]; signal?: AbortSignal | undefined };
   };
   /** List the keys of this project. */
   list_keys: {
@@ -3129,6 +3217,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: KeyList;
+    given: { signal?: AbortSignal | undefined };
   };
   /** Create a key for this project. Once a key exists, every request needs one. */
   create_key: {
@@ -3136,6 +3225,7 @@ export interface Operations {
     query: Record<string, never>;
     body: NewKeyRequest;
     reply: CreatedKey;
+    given: { body: Operations["create_key"]["body"]; signal?: AbortSignal | undefined };
   };
   /** Revoke a key of this project. */
   revoke_key: {
@@ -3146,6 +3236,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: Empty;
+    given: { path: Operations["revoke_key"]["path"]; signal?: AbortSignal | undefined };
   };
   /** Follow the journal by server-sent events, after ``Last-Event-ID`` or ``after``, or from now on. */
   live: {
@@ -3170,6 +3261,7 @@ export interface Operations {
     };
     body: undefined;
     reply: LiveEvent;
+    given: { query?: Operations["live"]["query"]; signal?: AbortSignal | undefined };
   };
   /** List budgets, with the usage of those of the store, and of the given run, agent and thread. */
   list_budgets: {
@@ -3186,6 +3278,7 @@ export interface Operations {
     };
     body: undefined;
     reply: BudgetList;
+    given: { query?: Operations["list_budgets"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Create or replace a budget. Everything that records into the project applies it within seconds. */
   set_budget: {
@@ -3196,6 +3289,7 @@ export interface Operations {
     query: Record<string, never>;
     body: NewBudget;
     reply: BudgetLine;
+    given: { path: Operations["set_budget"]["path"]; body: Operations["set_budget"]["body"]; signal?: AbortSignal | undefined };
   };
   /** Remove a budget. */
   remove_budget: {
@@ -3206,6 +3300,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: Empty;
+    given: { path: Operations["remove_budget"]["path"]; signal?: AbortSignal | undefined };
   };
   /** List alerts, newest first. */
   list_alerts: {
@@ -3218,6 +3313,7 @@ export interface Operations {
     };
     body: undefined;
     reply: AlertList;
+    given: { query?: Operations["list_alerts"]["query"]; signal?: AbortSignal | undefined };
   };
   /** List the rules about runs. */
   list_rules: {
@@ -3225,6 +3321,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: RuleList;
+    given: { signal?: AbortSignal | undefined };
   };
   /** Create or replace a rule, which applies to runs that end from now on. */
   set_rule: {
@@ -3235,6 +3332,7 @@ export interface Operations {
     query: Record<string, never>;
     body: NewRule;
     reply: AlertRule;
+    given: { path: Operations["set_rule"]["path"]; body: Operations["set_rule"]["body"]; signal?: AbortSignal | undefined };
   };
   /** Remove a rule. */
   remove_rule: {
@@ -3245,6 +3343,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: Empty;
+    given: { path: Operations["remove_rule"]["path"]; signal?: AbortSignal | undefined };
   };
   /** List webhooks. */
   list_webhooks: {
@@ -3252,6 +3351,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: WebhookList;
+    given: { signal?: AbortSignal | undefined };
   };
   /** Send alerts to a URL from now on, or change the URL of a webhook. */
   set_webhook: {
@@ -3262,6 +3362,7 @@ export interface Operations {
     query: Record<string, never>;
     body: NewWebhook;
     reply: Webhook;
+    given: { path: Operations["set_webhook"]["path"]; body: Operations["set_webhook"]["body"]; signal?: AbortSignal | undefined };
   };
   /** Remove a webhook. */
   remove_webhook: {
@@ -3272,6 +3373,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: Empty;
+    given: { path: Operations["remove_webhook"]["path"]; signal?: AbortSignal | undefined };
   };
   /** List effects, newest first; with ``status=unknown`` those that wait for a decision. */
   list_effects: {
@@ -3294,6 +3396,7 @@ export interface Operations {
     };
     body: undefined;
     reply: EffectList;
+    given: { query?: Operations["list_effects"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Return an effect: the call, its attempts, and its outcome. */
   get_effect: {
@@ -3304,6 +3407,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: EffectInfo;
+    given: { path: Operations["get_effect"]["path"]; signal?: AbortSignal | undefined };
   };
   /** Return what happened since a call was asked for: on the timeline of its thread, and in its files. */
   get_effect_changes: {
@@ -3314,6 +3418,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: DiffChanges;
+    given: { path: Operations["get_effect_changes"]["path"]; signal?: AbortSignal | undefined };
   };
   /** Decide about an unknown effect; its thread goes on with the decision when it is resumed. */
   decide_effect: {
@@ -3324,6 +3429,7 @@ export interface Operations {
     query: Record<string, never>;
     body: EffectDecision;
     reply: EffectInfo;
+    given: { path: Operations["decide_effect"]["path"]; body: Operations["decide_effect"]["body"]; signal?: AbortSignal | undefined };
   };
   /** List the questions that wait for an answer, or those that were answered. */
   list_approvals: {
@@ -3346,6 +3452,7 @@ export interface Operations {
     };
     body: undefined;
     reply: ApprovalList;
+    given: { query?: Operations["list_approvals"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Ask whether a call may be made. Poll the question, or follow the journal, for the answer. */
   request_approval: {
@@ -3353,6 +3460,7 @@ export interface Operations {
     query: Record<string, never>;
     body: ApprovalRequest;
     reply: ApprovalInfo;
+    given: { body: Operations["request_approval"]["body"]; signal?: AbortSignal | undefined };
   };
   /** Return a question: what is asked, who may answer until when, and the votes so far. */
   get_approval: {
@@ -3363,6 +3471,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: ApprovalInfo;
+    given: { path: Operations["get_approval"]["path"]; signal?: AbortSignal | undefined };
   };
   /** Return what changed in the files since the run began that asks. */
   get_approval_changes: {
@@ -3373,6 +3482,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: ApprovalChanges;
+    given: { path: Operations["get_approval_changes"]["path"]; signal?: AbortSignal | undefined };
   };
   /** Answer a question. Of two racing answers, one counts; the other gets 409, and who was faster. */
   answer_approval: {
@@ -3383,6 +3493,7 @@ export interface Operations {
     query: Record<string, never>;
     body: ApprovalAnswer;
     reply: ApprovalInfo;
+    given: { path: Operations["answer_approval"]["path"]; body: Operations["answer_approval"]["body"]; signal?: AbortSignal | undefined };
   };
   /** List the rules about who may answer. */
   list_approval_rules: {
@@ -3390,6 +3501,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: ApprovalRules;
+    given: { signal?: AbortSignal | undefined };
   };
   /** Set or replace a rule; it applies to open questions, too. */
   set_approval_rule: {
@@ -3400,6 +3512,7 @@ export interface Operations {
     query: Record<string, never>;
     body: NewApprovalRule;
     reply: ApprovalRule;
+    given: { path: Operations["set_approval_rule"]["path"]; body: Operations["set_approval_rule"]["body"]; signal?: AbortSignal | undefined };
   };
   /** Remove a rule. */
   remove_approval_rule: {
@@ -3410,6 +3523,7 @@ export interface Operations {
     query: Record<string, never>;
     body: undefined;
     reply: Empty;
+    given: { path: Operations["remove_approval_rule"]["path"]; signal?: AbortSignal | undefined };
   };
 }
 

@@ -16,17 +16,8 @@ export interface ClientOptions {
   fetch?: typeof fetch;
 }
 
-type Empty = Record<string, never>;
-type Field<Name extends string, Value> = Value extends Empty | undefined
-  ? { [key in Name]?: undefined }
-  : Empty extends Value
-    ? { [key in Name]?: Value }
-    : { [key in Name]: Value };
-
 /** What a call of an operation takes: the parts of its path, its query and its body. */
-export type Given<Name extends keyof Operations> = Field<"path", Operations[Name]["path"]> &
-  Field<"query", Operations[Name]["query"]> &
-  Field<"body", Operations[Name]["body"]> & { signal?: AbortSignal | undefined };
+export type Given<Name extends keyof Operations> = Operations[Name]["given"];
 
 interface Parts {
   path?: Record<string, string>;
