@@ -18,7 +18,7 @@ TESTED := scratch=$$(mktemp -d "$(or $(SCRATCH),$${TMPDIR:-/tmp})/treering.XXXXX
   trap 'rm -rf "$$scratch"' EXIT && trap 'exit 1' HUP INT TERM && \
   $(RUN) TMPDIR="$$scratch"
 
-.PHONY: help demo docs test soak check bench dist format clean
+.PHONY: help demo docs test soak versions check bench dist format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -35,6 +35,9 @@ test: .venv/tools ## run all tests, with real servers (ARGS="-k lists" selects s
 
 soak: .venv/tools ## run the long versions of the fault tests
 	@$(TESTED) HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-long} pytest -n $(WORKERS) --dist worksteal -m soak $(ARGS)
+
+versions: .venv/tools ## test the adapters with the oldest or newest frameworks allowed (ARGS=oldest)
+	@$(TESTED) python scripts/test_versions.py $(or $(ARGS),oldest)
 
 check: .venv/tools ## check formatting, lint, types, import layers, generated files
 	@$(RUN) ruff format --check --quiet

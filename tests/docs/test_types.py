@@ -26,34 +26,26 @@ PAGES = {
 
 # Each block of a page is written to be read alone, so a later one may import and define the same names again.
 OF_PAGES = {"reportDuplicateImport", "reportRedeclaration"}
+OF_OTHERS = re.compile(
+    "<!-- not run: needs (Agentry Lab|CianaParrot|a Langfuse server|mem0|the Orchestrator)"
+)
 
-UNTYPED_FRAMEWORK: dict[str, set[str]] = {
+PARTLY_TYPED = {"reportMissingTypeStubs", "reportUnknownMemberType"}  # LangGraph
+ALLOWED: dict[str, set[str]] = {
+    "docs/adapters/langgraph.md": PARTLY_TYPED,
+    "docs/coming-from/langgraph.md": PARTLY_TYPED,
     "docs/effects.md": {"reportUnknownMemberType", "reportUnknownVariableType"},  # LangChain's create_agent
+    "docs/howto/langgraph.md": PARTLY_TYPED,
+    "docs/services.md": {"reportWildcardImportFromLibrary"},  # what the code that moves here is written with
 }
-"""Rules that a page breaks because a framework that it shows has no types, or partial ones."""
+"""Rules that a page breaks because of what it shows: frameworks without types, or with partial ones."""
 
 NOT_YET = {
     "docs/adapters/adk.md",
     "docs/adapters/claude-agent-sdk.md",
     "docs/adapters/deepagents.md",
-    "docs/adapters/langgraph.md",
     "docs/adapters/openai-agents.md",
-    "docs/adapters/pydantic-ai.md",
     "docs/adapters/tracing.md",
-    "docs/coming-from/agentry-lab.md",
-    "docs/coming-from/cianaparrot.md",
-    "docs/coming-from/langfuse-phoenix.md",
-    "docs/coming-from/langgraph.md",
-    "docs/coming-from/mem0.md",
-    "docs/coming-from/orchestrator.md",
-    "docs/howto/langgraph.md",
-    "docs/howto/s3.md",
-    "docs/import.md",
-    "docs/otlp.md",
-    "docs/sandbox.md",
-    "docs/savers.md",
-    "docs/services.md",
-    "docs/storage.md",
     "docs/testing.md",
 }
 """Pages with errors of their own. This set may only shrink."""
@@ -98,7 +90,7 @@ def test_the_pages_pass_in_strict_mode(errors):
         text
         for page in PAGES.keys() - NOT_YET
         for rule, text in errors[page]
-        if rule not in OF_PAGES | UNTYPED_FRAMEWORK.get(page, set())
+        if rule not in OF_PAGES | ALLOWED.get(page, set())
     ]
     assert wrong == [], "\n".join(wrong)
 
@@ -108,17 +100,18 @@ def test_no_page_is_excepted_without_need(errors):
     """A page that has become right leaves `NOT_YET`, and a rule that nothing breaks leaves the list."""
     for page in NOT_YET:
         assert {rule for rule, _ in errors[page]} - OF_PAGES, f"{page} passes: take it out of NOT_YET"
-    for page, rules in UNTYPED_FRAMEWORK.items():
+    for page, rules in ALLOWED.items():
         assert rules <= {rule for rule, _ in errors[page]}, page
 
 
 def _python_of(text: str) -> str:
-    """The page with every line blank that is not Python."""
-    lines, is_python = [], False
+    """The page with every line blank that is not Python, or that is the code of another project."""
+    lines, is_python, before = [], False, ""
     for line in text.splitlines():
         if line.startswith("```"):
-            is_python = line == "```python"
+            is_python = line == "```python" and not OF_OTHERS.match(before)
             lines.append("")
         else:
             lines.append(line if is_python else "")
+        before = line
     return "\n".join(lines) + "\n"
