@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -203,6 +204,15 @@ def test_tail_prints_a_line_per_event(run, tmp_path):
     assert "assistant: gpt-5" in message
     assert "508 tokens, 0.001475 USD" in message
     assert "\x1b" not in result.out
+
+
+def test_tail_shows_what_a_checkpoint_without_a_run_says(run, tmp_path):
+    with treering.open(tmp_path / "plain") as store:
+        store.thread("support/alice").append({"role": "user", "content": "Where is my **refund**?"})
+    result = run("tail", "--store", tmp_path / "plain", "--after", 0, "--seconds", 0.01)
+    assert re.search(r"checkpoint +support/alice +ckpt_\w+: Where is my refund\?", result.out)
+    line = run("tail", "--store", tmp_path / "plain", "--after", 0, "--seconds", 0.01, "--json").out
+    assert json.loads(line)["content"]["role"] == "user"
 
 
 def test_tail_prints_the_events_of_a_timeline(run, tmp_path):

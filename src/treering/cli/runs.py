@@ -443,7 +443,7 @@ def tail(
         )
         last_day = ""
         for event in islice(events, limit or None):
-            (content,) = _contents(opened, [event])
+            thread, content = _live_content(opened, event)
             if as_json:
                 value = {**_event_to_plain(event), "content": raw(content)}
                 typer.echo(clean_json(msgspec.json.encode(value)))
@@ -452,7 +452,7 @@ def tail(
                 if day != last_day:
                     typer.echo(dim(day))
                     last_day = day
-                typer.echo(_live_line(event, time, content))
+                typer.echo(_live_line(event, time, content, thread))
             sys.stdout.flush()
 
 
@@ -691,6 +691,22 @@ def _contents(opened: Store, events: Sequence[LiveEvent | TimelineEvent]) -> lis
     return [None if event.body is None else next(found) for event in events]
 
 
+def _live_content(opened: Store, event: LiveEvent | TimelineEvent) -> tuple[str | None, Any]:
+    """Return what an event says; for a checkpoint, the thread and the last message."""
+    from treering.errors import NotFound
+    from treering.runs.timeline import TimelineEvent
+    from treering.threads.checkpoint import KIND, last_messages
+    from treering.threads.history import find_by_beginning
+
+    if isinstance(event, TimelineEvent) or event.kind != KIND:
+        return None, _contents(opened, [event])[0]
+    try:
+        checkpoint = find_by_beginning(opened.engine, opened.space, event.id)
+    except NotFound:  # it was deleted meanwhile
+        return event.thread, None
+    return checkpoint.thread, last_messages(opened.engine, opened.space, [checkpoint]).get(checkpoint.id)
+
+
 def _what(event: TimelineEvent, content: Any) -> str:
     """Return a line of a timeline: what happened, and the beginning of what was said."""
     kind = "message" if event.type == "message" else event.type.partition(".")[0]
@@ -703,10 +719,12 @@ def _said(kind: str, content: Any) -> str:
     """Return the beginning of a message, or of an input or output."""
     from treering.runs.messages import preview
 
-    return clean(preview(content, _MAX_LINE)) if kind == "message" else said_value(content, _MAX_LINE)
+    if kind in {"message", "checkpoint"}:
+        return clean(preview(content, _MAX_LINE))
+    return said_value(content, _MAX_LINE)
 
 
-def _live_line(event: LiveEvent | TimelineEvent, time: str, content: Any) -> str:
+def _live_line(event: LiveEvent | TimelineEvent, time: str, content: Any, thread: str | None = None) -> str:
     """Time, agent, what happened and was said, duration and cost."""
     from treering.runs.timeline import TimelineEvent
 
@@ -720,7 +738,7 @@ def _live_line(event: LiveEvent | TimelineEvent, time: str, content: Any) -> str
         dim(time),
         who,
         typer.style(f"{clean(word)[:12]:<12}", fg=_COLOURS.get(word)),
-        clean(_describe_event(event))[:_MAX_LINE] + said,
+        clean(f"{thread}  " if thread else "") + clean(_describe_event(event))[:_MAX_LINE] + said,
     ]
     totals = _totals(event)
     if totals:
