@@ -8,6 +8,22 @@ from html.parser import HTMLParser
 import pytest
 
 import treering
+from treering.approvals.approvals import Approval
+from treering.effects.effects import Effect
+from treering.limits.alerts import Alert
+from treering.maintenance.audit import Seal
+from treering.replays.steps import Step
+from treering.runs.follow import LiveEvent
+from treering.runs.listing import RunRecord
+from treering.runs.run import RunInfo
+from treering.runs.search import Hit
+from treering.runs.timeline import TimelineEvent
+from treering.schedules.tasks import OccurrenceReport, Task
+from treering.state.state import StateChange, StateEntry
+from treering.threads.checkpoint import CheckpointRecord
+from treering.threads.directory import ThreadInfo
+from treering.threads.partial import PartialReply
+from treering.workspaces.workspace import SnapshotInfo
 
 EVIL = "<script>alert('x')</script>"
 
@@ -45,6 +61,7 @@ def test_nothing_that_a_user_holds_is_an_address_in_memory(store):
     saved = thread.append({"role": "user", "content": "hi"})
     with store.run("planner", thread=thread) as run, run.tool("search") as span:
         pass
+    store.flush()
     held = [
         *(store, thread, saved, run, span, store.runs, store.cost, store.timeline, store.memory, store.state),
         *(
@@ -97,3 +114,17 @@ def test_what_an_agent_wrote_never_becomes_markup(store):
         found = seen(value)
         assert "script" not in found.tags
         assert "<script>" in found.text
+
+
+HELD = [
+    Alert, Approval, CheckpointRecord, Effect, Hit, LiveEvent, OccurrenceReport, PartialReply, RunInfo,
+    RunRecord, Seal, SnapshotInfo, StateChange, StateEntry, Step, Task, ThreadInfo, TimelineEvent,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("held", HELD, ids=lambda held: held.__name__)
+def test_each_time_in_microseconds_has_a_readable_twin(held):
+    times = [each for each in held.__struct_fields__ if re.search(r"(^ts|_at|^last_run|^next_run)_us$", each)]
+    assert times
+    missing = [each for each in times if not hasattr(held, each.removesuffix("_us"))]
+    assert missing == []

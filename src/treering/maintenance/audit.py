@@ -26,7 +26,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from treering.core.batch import ABSENT, Draft, Event, Expect
-from treering.core.clock import Clock
+from treering.core.clock import Clock, to_iso
 from treering.core.digests import batch_leaf, event_form, merkle_path, merkle_root
 from treering.core.encoding import encode_json
 from treering.core.engine import Engine
@@ -79,6 +79,11 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     signature: str | None = None
     entries: tuple[SealedCommit, ...] | None = None
+
+    @property
+    def sealed_at(self) -> str:
+        """ISO 8601 with offset."""
+        return to_iso(self.sealed_at_us)
 
     @property
     def hash(self) -> str:

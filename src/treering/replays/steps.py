@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
 
-from treering.core.clock import to_datetime
+from treering.core.clock import to_datetime, to_iso
 from treering.core.encoding import decode, decode_json, encode_json
 from treering.core.ids import parse_scope
 from treering.core.query import EventQuery, each_record
@@ -78,6 +78,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """The recorded call that a rerun from here makes for real first: ``treering rerun RUN --from CALL``."""
     span: str | None = None
     """The span that a call belongs to."""
+
+    @property
+    def started_at(self) -> str:
+        """ISO 8601 with offset."""
+        return to_iso(self.started_at_us)
 
     @property
     def is_error(self) -> bool:

@@ -63,6 +63,11 @@ class LiveEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """ISO 8601 with offset."""
         return to_iso(self.ts_us)
 
+    @property
+    def committed_at(self) -> str:
+        """When it was committed, ISO 8601 with offset."""
+        return to_iso(self.committed_at_us)
+
 
 class LiveFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which events to follow. Unset fields do not filter; set fields must all match.

@@ -101,6 +101,11 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
         return to_iso(self.started_at_us)
 
     @property
+    def ended_at(self) -> str | None:
+        """ISO 8601 with offset; ``None`` while it runs."""
+        return None if self.ended_at_us is None else to_iso(self.ended_at_us)
+
+    @property
     def duration_us(self) -> int | None:
         """``None`` while it runs."""
         return None if self.ended_at_us is None else self.ended_at_us - self.started_at_us

@@ -218,6 +218,16 @@ class OccurrenceReport(msgspec.Struct, frozen=True, kw_only=True):
         """When it was due, ISO 8601 with offset."""
         return to_iso(self.scheduled_at_us)
 
+    @property
+    def last_scheduled_at(self) -> str:
+        """When the last of ``count`` skipped occurrences was due; otherwise the same as `scheduled_at`."""
+        return to_iso(self.last_scheduled_at_us)
+
+    @property
+    def ended_at(self) -> str:
+        """When it ended, ISO 8601 with offset."""
+        return to_iso(self.ended_at_us)
+
 
 class Skip(msgspec.Struct, frozen=True, kw_only=True):
     """Consecutive occurrences that were skipped, and why."""

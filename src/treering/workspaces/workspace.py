@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from treering.core.batch import Draft, Event
-from treering.core.clock import day_of
+from treering.core.clock import day_of, to_iso
 from treering.core.content import is_object_name, object_address
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import Scope, check_id, only_match, short_id
@@ -88,6 +88,11 @@ class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):
     left_out: tuple[LeftOut, ...] = ()
     changed: tuple[str, ...] = ()
     secrets: tuple[FoundSecret, ...] = ()
+
+    @property
+    def taken_at(self) -> str:
+        """ISO 8601 with offset."""
+        return to_iso(self.taken_at_us)
 
 
 class SnapshotPage(msgspec.Struct, frozen=True, kw_only=True):
