@@ -322,9 +322,20 @@ class AsyncStore:
         """Async twin of `Store.audit`."""
         return AsyncAudit(self._store.audit, self._bridge)
 
-    async def verify(self, *, on_progress: Callable[[Checked], None] | None = None) -> Verification:
+    async def verify(
+        self,
+        *,
+        since: int | Literal["last"] = 0,
+        processes: int | None = None,
+        on_progress: Callable[[Checked], None] | None = None,
+    ) -> Verification:
         """Async twin of `Store.verify`."""
-        return await self._bridge.call(self._store.verify, on_progress=self._bridge.in_loop(on_progress))
+        return await self._bridge.call(
+            self._store.verify,
+            since=since,
+            processes=processes,
+            on_progress=self._bridge.in_loop(on_progress),
+        )
 
     async def gc(
         self,

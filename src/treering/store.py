@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from treering.core.batch import Batch, Draft, Receipt
 from treering.core.clock import Clock, SystemClock
@@ -453,13 +453,33 @@ class Store:
 
         return Audit(self._engine, self._space, clock=self._clock)
 
-    def verify(self, *, on_progress: Callable[[Checked], None] | None = None) -> Verification:
-        """Rehash all content, follow every link and thread, recount derived data. Changes nothing."""
-        from treering.maintenance.verify import verify
+    def verify(
+        self,
+        *,
+        since: int | Literal["last"] = 0,
+        processes: int | None = None,
+        on_progress: Callable[[Checked], None] | None = None,
+    ) -> Verification:
+        """Rehash all content, follow every link and thread, recount derived data. Changes nothing.
+
+        Args:
+            since: Check only what was committed behind this sequence number, and all that it links to; older
+                content, the search index and totals are not read. ``"last"`` goes on where the last check
+                with ``"last"`` ended (the first checks everything), and remembers the new position if
+                nothing was wrong.
+            processes: How many processes share the work; by default one for each processor, for a large
+                store. A remote store starts them on the server.
+            on_progress: Called with what was read so far.
+        """
+        from treering.maintenance.verify import remember, verify
         from treering.threads.history import dangling
 
-        found = verify(self._engine, self._space, on_progress=on_progress)
-        return found.with_problems(dangling(self._engine, self._space))
+        found = verify(
+            self._engine, self._space, since=since, processes=processes, on_progress=on_progress
+        ).with_problems(dangling(self._engine, self._space))
+        if since == "last":
+            remember(self._engine, self._space, found)
+        return found
 
     def gc(
         self,

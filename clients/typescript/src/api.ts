@@ -1831,12 +1831,19 @@ export interface VariantSummary {
   messages: Spread | null;
 }
 
-/** The report of `verify`. ``more`` is the number of problems not listed in ``problems``. */
+/**
+ * The report of `verify`. ``more`` is the number of problems not listed in ``problems``.
+ *
+ * ``since`` is the sequence number behind which commits were checked (0 for all of them), and ``last_seq``
+ * that of the last commit when the check began.
+ */
 export interface Verification {
   ok: boolean;
   problems: RecordsProblem[];
   checked: Checked;
   more?: number;
+  since?: number;
+  last_seq?: number;
 }
 
 /** What a command said about the files of a run. */
@@ -3117,13 +3124,18 @@ export interface Operations {
     reply: Growth;
     given: { query?: Operations["get_growth"]["query"]; signal?: AbortSignal | undefined };
   };
-  /** Rehash all content and check every link. Changes nothing. */
+  /** Rehash all content and check every link. Changes nothing but the position of ``since=last``. */
   verify_store: {
     path: Record<string, never>;
-    query: Record<string, never>;
+    query: {
+      /** Only what was committed behind this sequence number, or since the `last` such check. */
+      since?: string;
+      /** How many processes share the work; unset for what suits the size. */
+      processes?: number;
+    };
     body: undefined;
     reply: Verification;
-    given: { signal?: AbortSignal | undefined };
+    given: { query?: Operations["verify_store"]["query"]; signal?: AbortSignal | undefined };
   };
   /** List the seals over the history of the project, oldest first. */
   list_seals: {

@@ -7,10 +7,11 @@ work on checkpoints of sandboxes in a bucket or folder instead.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 
@@ -57,6 +58,17 @@ def add_to(app: typer.Typer) -> None:
 @takes_store
 def verify(
     *,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SEQ|last",
+            help="Only what was committed behind a number, or since the check before with --since last.",
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Processes [one a processor, for a large store]."),
+    ] = None,
     place: StorePlace,
     every: AllOption = False,
     as_json: JsonOption = False,
@@ -65,21 +77,25 @@ def verify(
 
     Examples:
         treering verify
+        treering verify --since last
         treering verify --all --json
     """
+    if since is not None and since != "last" and not re.fullmatch("[0-9]{1,18}", since):
+        raise typer.BadParameter(f"{since!r} is neither a sequence number nor last", param_hint="--since")
+    after: int | Literal["last"] = "last" if since == "last" else int(since or 0)
     with place.existing(every=every) as opened, progress("verifying") as bar:
 
         def verify_one(one: Store) -> Verification:
             total: int | None = None
-            if bar.is_shown:
+            if bar.is_shown and not after:
                 rows = one.stats().rows
                 total = sum(rows[name] for name in ("objects", "items", "events", "refs"))
 
             def on_progress(checked: Checked) -> None:
                 done = checked.objects + checked.items + checked.events + checked.refs
-                bar.update(done, total, bytes=checked.bytes)
+                bar.update(done, total)
 
-            return one.verify(on_progress=on_progress)
+            return one.verify(since=after, processes=processes, on_progress=on_progress)
 
         results = _each(opened, verify_one, every=every)
     _show(results, _verification_lines, every=every, as_json=as_json)

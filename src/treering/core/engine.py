@@ -188,8 +188,14 @@ class Engine(Protocol):
         """
         ...
 
-    def check(self, space: str, *, read_content: bool = True) -> Iterator[Problem | Checked]:
-        """Verify everything; yield problems as they are found, and a `Checked` regularly and at the end."""
+    def check(
+        self, space: str, *, read_content: bool = True, since: int = 0, processes: int = 1
+    ) -> Iterator[Problem | Checked]:
+        """Verify everything; yield problems as they are found, and a `Checked` regularly and at the end.
+
+        With ``since``, commits up to that sequence number may be left out. ``processes`` is how many worker
+        processes an engine may use, if it can.
+        """
         ...
 
     def commit_digests(self, space: str, *, after_seq: int = 0, limit: int = 1000) -> list[CommitDigest]:

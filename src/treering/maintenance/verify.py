@@ -6,27 +6,43 @@ Nothing is repaired, and reading continues after a problem.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
+from treering.core.batch import Draft
+from treering.core.encoding import encode_json
 from treering.core.engine import Engine
+from treering.core.ids import MAINTENANCE_SCOPE
 from treering.core.records import Checked, Problem
-from treering.errors import Corrupt
+from treering.errors import Corrupt, InvalidInput
 from treering.maintenance.stats import is_unwritten
+
+VERIFIED_REF: Final = "audit/verified"
+"""Holds the number up to which the last ``since="last"`` found everything sound."""
+
+_LARGE: Final = 100_000
+"""From so many sequence numbers on, starting processes pays."""
 
 MAX_PROBLEMS: Final = 1000
 """Problems listed in a report; further ones are only counted, which bounds its size."""
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """The report of `verify`. ``more`` is the number of problems not listed in ``problems``."""
+    """The report of `verify`. ``more`` is the number of problems not listed in ``problems``.
+
+    ``since`` is the sequence number behind which commits were checked (0 for all of them), and ``last_seq``
+    that of the last commit when the check began.
+    """
 
     ok: bool
     problems: tuple[Problem, ...]
     checked: Checked
     more: int = 0
+    since: int = 0
+    last_seq: int = 0
 
     def with_problems(self, further: Iterable[Problem]) -> Verification:
         """Return a report with further problems."""
@@ -49,14 +65,31 @@ def verify(
     space: str,
     *,
     read_content: bool = True,
+    since: int | Literal["last"] = 0,
+    processes: int | None = None,
     on_progress: Callable[[Checked], None] | None = None,
 ) -> Verification:
-    """Check one space. ``read_content=False`` checks only rows and links, which is fast."""
+    """Check one space. ``read_content=False`` checks only rows and links, which is fast.
+
+    ``processes`` is by default the number of processors for a large space, and 1 for a small one.
+    """
+    last_seq = 0 if is_unwritten(engine, space) else engine.wait(space, 0, seconds=0)
+    after = _verified(engine, space) if since == "last" else since
+    if after < 0 or after > last_seq:
+        raise InvalidInput(f"since={after}, but the numbers of the commits in {space!r} end at {last_seq}")
+    if processes is None:
+        processes = (os.cpu_count() or 1) if last_seq - after >= _LARGE else 1
+    if processes < 1:
+        raise InvalidInput(f"processes={processes}; pass 1 or more")
     problems: list[Problem] = []
     checked = Checked()
     more = 0
     try:
-        for report in () if is_unwritten(engine, space) else engine.check(space, read_content=read_content):
+        for report in (
+            engine.check(space, read_content=read_content, since=after, processes=processes)
+            if last_seq
+            else ()
+        ):
             if isinstance(report, Checked):
                 checked = report
                 if on_progress is not None:
@@ -67,4 +100,30 @@ def verify(
                 more += 1
     except Corrupt as error:  # nothing behind this can be reached
         problems.append(Problem(kind="corrupt", where=engine.url, detail=str(error)))
-    return Verification(ok=not problems, problems=tuple(problems), checked=checked, more=more)
+    return Verification(
+        ok=not problems,
+        problems=tuple(problems),
+        checked=checked,
+        more=more,
+        since=after,
+        last_seq=last_seq,
+    )
+
+
+def _verified(engine: Engine, space: str) -> int:
+    """Return up to where the space was found sound; 0 if that is not known."""
+    ref = engine.refs(space, [VERIFIED_REF]).get(VERIFIED_REF)
+    if ref is None:
+        return 0
+    try:
+        return msgspec.json.decode(ref.value, type=int)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"ref {VERIFIED_REF!r} cannot be read ({error}); run verify without since") from error
+
+
+def remember(engine: Engine, space: str, found: Verification) -> None:
+    """Let the next check with ``since="last"`` begin where this one ended, if nothing was wrong."""
+    if found.ok and found.last_seq > found.since:
+        draft = Draft(space)
+        draft.set_ref(VERIFIED_REF, encode_json(found.last_seq), scope=MAINTENANCE_SCOPE)
+        engine.commit(draft.batch())

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import secrets
 import threading
 import time
@@ -229,7 +230,10 @@ def _pieces(read: Callable[[int, int], list[Content]], start: int, stop: int) ->
 def _check(
     target: GatewayTarget, args: protocol.CheckRequest
 ) -> Iterator[list[protocol.ProblemFound | protocol.Progress]]:
-    for found in target.engine.check(target.space, read_content=args.read_content):
+    processes = min(args.processes, os.cpu_count() or 1)
+    for found in target.engine.check(
+        target.space, read_content=args.read_content, since=args.since, processes=processes
+    ):
         yield [
             protocol.ProblemFound(problem=found)
             if isinstance(found, Problem)

@@ -97,6 +97,11 @@ OF_TAG: Final = {
 }
 
 OF_OPERATION: Final = {
+    (
+        "verify_store",
+        "since",
+    ): "Only what was committed behind this sequence number, or since the `last` such check.",
+    ("verify_store", "processes"): "How many processes share the work; unset for what suits the size.",
     ("compare_agents", "agent"): "An agent to compare. Repeat it for each.",
     ("diff_snapshots", "text"): "Whether to return the changed lines of text files.",
     ("get_view", "budget_tokens"): "How many tokens it may have; unset for no limit.",

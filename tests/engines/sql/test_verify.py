@@ -6,14 +6,17 @@ import re
 
 import pytest
 
+import treering
 from tests.engines.sql.sql_world import SPACE, History, open_store, use_tiny_pages
+from treering.blobs.folder import FolderBlobs
 from treering.core.batch import Batch, Draft, RefChange, Set, Text
 from treering.core.content import list_address, object_address, slot_address
 from treering.core.ids import new_id
 from treering.core.query import Erasure
 from treering.core.records import Checked, Problem
 from treering.core.tree import FileEntry, Tree, encode_tree
-from treering.engines.sql import verify
+from treering.engines.sql import verify, verify_workers
+from treering.errors import InvalidInput, Unreachable
 from treering.testing import batches
 
 
@@ -265,7 +268,7 @@ def test_a_missing_link_is_looked_at_twice(full, monkeypatch):
     with full._database.writing() as session:
         row = session.rows("SELECT * FROM object WHERE kind = 0")[0]
         session.run("DELETE FROM object WHERE kind = 0")
-    real = verify._Check._dangling
+    real = verify.Check._dangling
 
     def restore_first(check):
         if check._missing:
@@ -273,7 +276,7 @@ def test_a_missing_link_is_looked_at_twice(full, monkeypatch):
                 session.run(f"INSERT OR IGNORE INTO object VALUES ({','.join('?' * len(row))})", row)
         return real(check)
 
-    monkeypatch.setattr(verify._Check, "_dangling", restore_first)
+    monkeypatch.setattr(verify.Check, "_dangling", restore_first)
     assert not found(full)
 
 
@@ -294,3 +297,80 @@ def test_no_transaction_is_open_while_a_report_is_looked_at(full):
         ((busy, _, _),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     assert not busy
     reports.close()
+
+
+def damage(engine):
+    """Something for most of the checks to find."""
+    change(engine, "DELETE FROM object WHERE kind = 0")
+    change(engine, "UPDATE event SET day = day + 1")
+    change(engine, "UPDATE item SET checksum = 0")
+    change(engine, "UPDATE ref SET version = 7")
+    change(engine, "UPDATE rollup SET events = events + 1")
+    change(engine, "UPDATE event SET body = '0.9' WHERE id = 'e'")
+    change(engine, "UPDATE space SET committed_at_us = 1")
+
+
+def test_several_processes_report_what_one_does(full):
+    *_, sound = full.check(SPACE, processes=2)
+    *_, alone = full.check(SPACE)
+    assert not found(full, processes=2)
+    assert sound == alone
+    damage(full)
+    expected = found(full)
+    assert {each.kind for each in expected} == {"corrupt", "counter", "dangling", "derived"}
+    assert sorted(map(repr, found(full, processes=2))) == sorted(map(repr, expected))
+
+
+def test_a_worker_that_dies_is_an_error(full, monkeypatch):
+    monkeypatch.setattr(verify_workers, "_PROGRAM", "import os; os._exit(9)")
+    with pytest.raises(Unreachable, match="was not checked"):
+        list(full.check(SPACE, processes=2))
+
+
+def test_a_check_since_a_number_reads_what_came_behind_it(full):
+    before = full.wait(SPACE, 0, seconds=0)
+    full.commit(batches.append(SPACE, "l", "six", at=4, scope="s"))
+    draft = Draft(SPACE, id="later")
+    body = draft.put(batches.words("later"), scope="s")
+    draft.event(batches.call(id="later", scope="s", body=body))
+    full.commit(draft.batch())
+    for processes in (1, 2):
+        *_, last = full.check(SPACE, since=before, processes=processes)
+        assert not found(full, since=before, processes=processes)
+        assert last.bodies == 1
+    change(full, "UPDATE event SET ts_us = ts_us + 1 WHERE id = 'e'")
+    assert found(full)
+    assert not found(full, since=before)
+    change(full, "UPDATE event SET ts_us = ts_us + 1 WHERE id = 'later'")
+    assert {each.where for each in found(full, since=before)} == {"event 'later'"}
+    assert found(full, since=before) == found(full, since=before, processes=2)
+
+
+def test_the_store_remembers_how_far_it_was_verified(tmp_path):
+    with treering.open(tmp_path / "store") as store:
+        store.thread("t").append({"role": "user", "content": "one"})
+        first = store.verify(since="last")
+        assert first.ok
+        assert first.since == 0
+        store.thread("t").append({"role": "user", "content": "two"})
+        second = store.verify(since="last")
+        assert second.ok
+        assert second.since == first.last_seq < second.last_seq
+        with pytest.raises(InvalidInput, match="end at"):
+            store.verify(since=10**6)
+
+
+@pytest.mark.postgres
+def test_several_processes_check_a_database_on_postgresql(tmp_path, postgres_url):
+    from treering.engines.postgres import open_postgres
+
+    engine = open_postgres(postgres_url, blobs=FolderBlobs(tmp_path / "blobs"))
+    History(1, engine).go_on(30)
+    middle = engine.wait(SPACE, 0, seconds=0) // 2
+    assert not found(engine, processes=2)
+    change(engine, "UPDATE event SET ts_us = ts_us + 1")
+    for since in (0, middle):
+        expected = found(engine, since=since)
+        assert expected
+        assert sorted(map(repr, found(engine, since=since, processes=2))) == sorted(map(repr, expected))
+    engine.close()

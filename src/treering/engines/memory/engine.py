@@ -324,7 +324,14 @@ class MemoryEngine:
                 self._existing_space(space), now_us=now_us, dry_run=dry_run, grace_seconds=grace_seconds
             )
 
-    def check(self, space: str, *, read_content: bool = True) -> Iterator[Problem | Checked]:
+    def check(
+        self,
+        space: str,
+        *,
+        read_content: bool = True,
+        since: int = 0,  # noqa: ARG002 - everything is checked at once
+        processes: int = 1,  # noqa: ARG002
+    ) -> Iterator[Problem | Checked]:
         """Verify everything in its current state."""
         with self._changed:
             found = list(maintenance.check(self._existing_space(space), read_content=read_content))

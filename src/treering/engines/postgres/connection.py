@@ -134,7 +134,7 @@ class PostgresDatabase:
 
     def __init__(self, url: PostgresUrl, *, clock: Clock | None) -> None:
         self.where = url.where
-        self._conninfo = url.conninfo
+        self.conninfo = url.conninfo
         self._has_pooler: bool | None = None
         self._server_clock = ServerClock()
         self._clock: Clock = clock or self._server_clock
@@ -213,7 +213,7 @@ class PostgresDatabase:
         """Open a new connection."""
         try:
             connection = psycopg.connect(
-                self._conninfo, autocommit=True, client_encoding="UTF8", prepare_threshold=None
+                self.conninfo, autocommit=True, client_encoding="UTF8", prepare_threshold=None
             )
         except psycopg.Error as error:
             raise connection_refused(error, self.where) from None

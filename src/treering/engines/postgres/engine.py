@@ -23,6 +23,7 @@ may die between its commit and the notification, and a pooler may swallow notifi
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import select
@@ -89,6 +90,9 @@ class PostgresEngine(SqlEngine):
         self._url = url
         self._announcer = Announcer(database)
         self._follower = Follower(database)
+
+    def _opener(self) -> Callable[[], SqlEngine] | None:
+        return functools.partial(open_postgres, self._postgres.conninfo)
 
     @property
     def caps(self) -> Caps:

@@ -393,9 +393,12 @@ class RemoteEngine:
         """Mark everything reachable from refs and events, and remove the rest."""
         return self._call("sweep", space, protocol.SweepRequest(dry_run=dry_run, grace_seconds=grace_seconds))
 
-    def check(self, space: str, *, read_content: bool = True) -> Iterator[Problem | Checked]:
-        """Verify everything on the server; yield problems as they are found."""
-        body = [_message(protocol.CheckRequest(read_content=read_content))]
+    def check(
+        self, space: str, *, read_content: bool = True, since: int = 0, processes: int = 1
+    ) -> Iterator[Problem | Checked]:
+        """Verify everything on the server, with processes there; yield problems as they are found."""
+        args = protocol.CheckRequest(read_content=read_content, since=since, processes=processes)
+        body = [_message(args)]
         for message in self._connections.stream(METHODS["check"], check_space(space), body):
             for found in _decoders["check"].decode(message):
                 yield found.problem if isinstance(found, protocol.ProblemFound) else found.checked

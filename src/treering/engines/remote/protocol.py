@@ -189,6 +189,8 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a check."""
 
     read_content: bool
+    since: Annotated[int, msgspec.Meta(ge=0)] = 0
+    processes: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
 
 
 class ExportRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ since, in the same transaction.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from contextlib import suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
@@ -63,18 +64,20 @@ _EVENTS: Final = 5000
 _MARGIN: Final = 1000
 """Catching up looks at so many numbers again, as commits may become visible out of order."""
 _COMMITS: Final = f"SELECT {', '.join(COMMIT_COLUMNS)} FROM commits WHERE space = ?"
+_BEHIND: Final = "(last_seq > ? OR (last_seq = ? AND no > ?))"
+_LARGEST: Final = (1 << 63) - 1
 ODD: Final = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What the values in a damaged row lead to."""
 
 
 class DigestCheck:
-    """Compares the rows of a space with its commits; `commits` has to be read first."""
+    """Compares the rows of a space with its commits; `commits` or `read_notes` comes first."""
 
-    def __init__(self, database: Database, space: int, spill: SpillDatabase) -> None:
+    def __init__(self, database: Database, space: int, spill: SpillDatabase, *, since: int = 0) -> None:
         self._database = database
         self._space = space
         self._spill = spill
-        self._seen = 0
+        self._since = self._seen = since
         self._texts = SpillSet(spill, "text_leaf", "bytes")
         spill.rows(
             "CREATE TABLE newest (name TEXT PRIMARY KEY, version INTEGER, commit_no INTEGER) WITHOUT ROWID"
@@ -86,22 +89,52 @@ class DigestCheck:
 
     # Commits and their events
 
-    def commits(self) -> Iterator[tuple[list[Row], dict[int, CommitLeaves], list[Problem]]]:
-        """Check all commits; yield each page of them, with their leaves by number."""
-        after = (0, 0)
+    def commits(
+        self, after_seq: int = 0, upto: int | None = None
+    ) -> Iterator[tuple[list[Row], dict[int, CommitLeaves], list[Problem]]]:
+        """Check the commits in a range; yield each page of them, with their leaves by number."""
+        after = (after_seq, _LARGEST if after_seq else 0)
         while True:
             with self._database.reading() as session:
-                rows, is_last = self._page(session, after)
+                rows, is_last = self._page(session, after, upto)
                 problems, leaves = self._check_page(session, rows)
             yield rows, leaves, problems
             if is_last:
                 return
             after = (rows[-1][3], rows[-1][1])
 
-    def _page(self, session: Session, after: tuple[int, int]) -> tuple[list[Row], bool]:
+    def numbers(self) -> Iterator[list[Row]]:
+        """Yield the first columns of all commits, one page at a time, in the same order."""
+        after = (self._since, _LARGEST if self._since else 0)
+        while True:
+            with self._database.reading() as session:
+                rows = session.rows(
+                    "SELECT batch, no, first_seq, last_seq, committed_at_us, receipt FROM commits "
+                    f"WHERE space = ? AND {_BEHIND} ORDER BY last_seq, no LIMIT ?",
+                    (self._space, after[0], *after, PAGE),
+                )
+            yield rows
+            if len(rows) < PAGE:
+                return
+            after = (rows[-1][3], rows[-1][1])
+
+    def read_notes(self) -> None:
+        """Remember what the commits say about rows that outlive them, without checking the commits."""
+        for page in self.numbers():
+            if not page:
+                return
+            with self._database.reading() as session:
+                sql = f"{_COMMITS} AND no IN (@)"
+                for row in rows_in_chunks(session, sql, (self._space,), [each[1] for each in page]):
+                    if _is_sound(row):
+                        with suppress(Corrupt, *ODD):  # reported with the commit
+                            self._note(row, decode_leaves(row[7], f"commit {row[0]!r}"))
+
+    def _page(self, session: Session, after: tuple[int, int], upto: int | None) -> tuple[list[Row], bool]:
+        until, values = ("", ()) if upto is None else (" AND last_seq <= ?", (upto,))
         found = session.rows(
-            f"{_COMMITS} AND (last_seq > ? OR (last_seq = ? AND no > ?)) ORDER BY last_seq, no LIMIT ?",
-            (self._space, after[0], *after, PAGE),
+            f"{_COMMITS} AND {_BEHIND}{until} ORDER BY last_seq, no LIMIT ?",
+            (self._space, after[0], *after, *values, PAGE),
         )
         events = 0
         for count, row in enumerate(found):
@@ -248,8 +281,8 @@ class DigestCheck:
             with self._database.reading() as session:
                 self.catch_up(session)
                 rows = session.rows(
-                    f"{REF_SELECT} WHERE r.space = ? AND r.name > ? ORDER BY r.name LIMIT ?",
-                    (self._space, after, PAGE),
+                    f"{REF_SELECT} WHERE r.space = ? AND r.name > ? AND r.seq > ? ORDER BY r.name LIMIT ?",
+                    (self._space, after, self._since or -(1 << 63), PAGE),
                 )
                 leaves = self._leaves_of(session, {row[5] for row in rows})
             newest = self._newest([row[0] for row in rows])

@@ -79,6 +79,8 @@ if TYPE_CHECKING:
     from treering.engines.sql.rows import Dictionary
     from treering.engines.sql.search import TextIndex
     from treering.engines.sql.session import Database, Session
+    from treering.engines.sql.spill import SpillDatabase
+    from treering.engines.sql.verify import Check
 
     Outcome = Receipt | Exception
     Write = Callable[[Sequence[EncodedBatch]], list[Outcome]]
@@ -377,12 +379,40 @@ class SqlEngine:
             on_progress=on_progress,
         )
 
-    def check(self, space: str, *, read_content: bool = True) -> Iterator[Problem | Checked]:
-        """Verify everything."""
+    def check(
+        self, space: str, *, read_content: bool = True, since: int = 0, processes: int = 1
+    ) -> Iterator[Problem | Checked]:
+        """Verify everything, or what was committed behind a number; in one process or with several."""
         from treering.engines.sql import verify
 
         number = self._number_or_not_found(space)
-        return verify.check(self._database, self._objects, self._texts, number, read_content=read_content)
+        parts = self._database, self._objects, self._texts, number
+        again = self._opener() if processes > 1 else None
+        if again is None:
+            return verify.check(*parts, read_content=read_content, since=since)
+        from treering.engines.sql.verify_workers import check_in_processes
+
+        return check_in_processes(
+            *parts, open=again, processes=processes, read_content=read_content, since=since
+        )
+
+    def checking(self, number: int, *, spill: SpillDatabase, read_content: bool, since: int) -> Check:
+        """Return the units of a check, for another process of it."""
+        from treering.engines.sql.verify import Check
+
+        return Check(
+            self._database,
+            self._objects,
+            self._texts,
+            number,
+            spill=spill,
+            read_content=read_content,
+            since=since,
+        )
+
+    def _opener(self) -> Callable[[], SqlEngine] | None:
+        """Return what another process opens the database with, without its blobs; None if none can."""
+        return None
 
     def commit_digests(self, space: str, *, after_seq: int = 0, limit: int = 1000) -> list[CommitDigest]:
         """The next commits behind a sequence number, in order."""

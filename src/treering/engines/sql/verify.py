@@ -6,13 +6,17 @@ every damaged part is reported), and counters and totals are correct (here and i
 short transactions, alongside running writers; something that a page found missing may just have been erased,
 so it is checked again before it is reported. **Invariant:** memory use is bounded, no transaction is open
 while a problem is yielded, and nothing is changed.
+
+The checks are cut into units that need nothing of each other: all run here, one after the other, or most of
+them in other processes (`verify_workers`). ``since`` limits them to what was committed behind a sequence
+number, and to all that this links to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from treering.core.content import (
     Address,
@@ -36,7 +40,6 @@ from treering.engines.sql.gc.mark import (
     Mark,
     Walk,
     by_weight,
-    slot_key,
 )
 from treering.engines.sql.objects import Located, PackGone
 from treering.engines.sql.read import (
@@ -75,6 +78,8 @@ ProblemPages = Iterator[list[Problem]]
 """Problems, one page at a time; most pages are empty."""
 
 _LISTS: Final = 256
+_LAST_NAME: Final = b"\xff" * 33
+_BEFORE_ALL: Final = -(1 << 63)
 _ITEM_RANGE: Final = (
     f"i.space = l.space AND i.key >= l.no * {1 << ITEM_POSITION_BITS} "
     f"AND i.key < (l.no + 1) * {1 << ITEM_POSITION_BITS}"
@@ -92,25 +97,33 @@ class ContentChecker:
         space: int,
         *,
         read_content: bool,
+        since: int,
     ) -> None:
         self._database = database
         self._digests = digests
         self._store = objects
         self._space = space
         self._reads = read_content
+        self._since = since
         self.objects = self.bodies = self.items = self.bytes = 0
 
-    def check_objects(self) -> ProblemPages:
-        """Rehash the objects in rows."""
-        after = b""
+    def check_objects(
+        self, *, after: bytes = b"", upto: bytes = _LAST_NAME, only: SpillSet | None = None
+    ) -> ProblemPages:
+        """Rehash the objects in rows: those in a range of names, or ``only`` some."""
         while True:
             with self._database.reading() as session:
                 rows = session.rows(
                     'SELECT o.name, length(o.frame), p.no, o.pack, o."offset", o.length, o.inner_offset '
                     "FROM object o LEFT JOIN pack p ON p.space = o.space AND p.no = o.pack "
-                    "WHERE o.space = ? AND o.name > ? ORDER BY o.name LIMIT ?",
-                    (self._space, after, PAGE),
+                    "WHERE o.space = ? AND o.name > ? AND o.name <= ? ORDER BY o.name LIMIT ?",
+                    (self._space, after, upto, PAGE),
                 )
+            is_last = len(rows) < PAGE
+            after = after if is_last else bytes(rows[-1][0])
+            if only is not None:
+                wanted = only.among(bytes(row[0]) for row in rows)
+                rows = [row for row in rows if bytes(row[0]) in wanted]
             problems = [
                 _corrupt(f"o:{bytes(name).hex()}", "its row has neither bytes nor an existing pack")
                 for name, size, pack, *_ in rows
@@ -127,9 +140,8 @@ class ContentChecker:
                 for group in by_weight(sizes):
                     problems += self._rehash(group)
             yield problems
-            if len(rows) < PAGE:
+            if is_last:
                 return
-            after = bytes(rows[-1][0])
 
     def _rehash(self, names: list[bytes]) -> list[Problem]:
         problems: list[Problem] = []
@@ -152,8 +164,8 @@ class ContentChecker:
                 problems.append(_corrupt(f"o:{name}", str(error)))
         return problems
 
-    def check_packs(self) -> ProblemPages:
-        """Rehash the objects in packs; without reading content, only check that the packs exist."""
+    def check_packs(self, *, only: SpillSet | None = None) -> ProblemPages:
+        """Rehash the objects in packs, or ``only`` some; without reading content, look for the packs."""
         after = 0
         while True:
             with self._database.reading() as session:
@@ -162,18 +174,23 @@ class ContentChecker:
                     (self._space, after, PAGE),
                 )
             for no, name, size in packs:
-                yield self._check_pack(no, name, size)
+                yield self._check_pack(no, name, size, only)
             if len(packs) < PAGE:
                 return
             after = packs[-1][0]
 
-    def _check_pack(self, no: int, name: str, size: int) -> list[Problem]:
+    def _check_pack(self, no: int, name: str, size: int, only: SpillSet | None) -> list[Problem]:
         with self._database.reading() as session:
             rows = session.rows(
                 'SELECT name, kind, size, "offset", length, inner_offset FROM object WHERE space = ? '
                 "AND pack = ?",
                 (self._space, no),
             )
+        if only is not None:
+            wanted = only.among(bytes(row[0]) for row in rows)
+            rows = [row for row in rows if bytes(row[0]) in wanted]
+            if not rows:
+                return []
         entries: list[PackEntry] = []
         problems: list[Problem] = []
         for key, kind, *place in rows:
@@ -228,9 +245,9 @@ class ContentChecker:
                 yield [_corrupt(f"o:{frames[0][0].name}", str(error))]
 
     def check_bodies(
-        self, batches: dict[int, str], leaves: dict[int, CommitLeaves], slots: SpillDatabase
+        self, batches: dict[int, str], leaves: dict[int, CommitLeaves], slots: SlotCounts
     ) -> ProblemPages:
-        """Decompress the bodies of some commits, and check that all linked slots exist."""
+        """Decompress the bodies of some commits, and note how many slots they have."""
         part_size = 1 << BODY_PART_BITS
         with self._database.reading() as session:
             sizes = list(
@@ -256,6 +273,7 @@ class ContentChecker:
                 )
                 rows = list(rows_in_chunks(session, sql, (self._space,), group))
             problems: list[Problem] = []
+            counts: list[tuple[int, int]] = []
             for key, scope, frame, salt, check in rows:
                 commit_no, part = body_part(key)
                 where = f"body {part} of commit {batches[commit_no]!r}"
@@ -270,18 +288,12 @@ class ContentChecker:
                     continue
                 if detail is not None:
                     problems.append(_corrupt(where, detail))
-                count = len(contents)
-                for (slot,) in slots.rows(
-                    "SELECT key FROM slot WHERE key >= ? AND key < ?",
-                    (slot_key(key, count), slot_key(key + 1, 0)),
-                ):
-                    index = int.from_bytes(slot[8:], "big")
-                    detail = f"something links to slot {index}, but it has {count}"
-                    problems.append(Problem(kind="dangling", where=where, detail=detail))
+                counts.append((key, len(contents)))
+            slots.add(counts)
             yield problems
 
     def check_lists(self) -> ProblemPages:
-        """Check lengths, parents and items of all lists."""
+        """Check lengths, parents and items of all lists, or of those that grew since."""
         after = ""
         while True:
             with self._database.reading() as session:
@@ -291,8 +303,8 @@ class ContentChecker:
                     "s.name, l.scope, p.id, l.seq, l.salt, l.checksum "
                     "FROM list l LEFT JOIN list p ON p.space = l.space AND p.no = l.parent "
                     "LEFT JOIN scope s ON s.space = l.space AND s.no = l.scope "
-                    "WHERE l.space = ? AND l.id > ? ORDER BY l.id LIMIT ?",
-                    (self._space, after, _LISTS),
+                    "WHERE l.space = ? AND l.id > ? AND l.seq > ? ORDER BY l.id LIMIT ?",
+                    (self._space, after, self._since or _BEFORE_ALL, _LISTS),
                 )
                 if not rows:
                     return
@@ -331,6 +343,8 @@ class ContentChecker:
         state = ListState(no, scope_no, parent, start, length, depth, salt)
         check_list(self._space, list_id, state, scope, seq, check)
         appends = self._digests.appends(list_id, salt)
+        if self._since and appends:  # those before are not known
+            start = max(start, appends[0][0])
         return ListCheck(list_id, scope, parent_id, start, length, salt, appends)
 
     def _differing(self, rows: list[Row], checks: dict[int, ListCheck]) -> list[Problem]:
@@ -433,15 +447,88 @@ _REPORT_EVERY: Final = 20
 """Pages between two progress reports."""
 
 
+class SlotCounts:
+    """How many slots each body has that was read: compared with the links to slots, once all are known."""
+
+    def __init__(self, spill: SpillDatabase) -> None:
+        self._spill = spill
+        spill.rows("CREATE TABLE slot_count (key INTEGER PRIMARY KEY, count INTEGER)")
+
+    def add(self, counts: list[tuple[int, int]]) -> None:
+        """Note the numbers of slots of some bodies."""
+        self._spill.many("INSERT OR IGNORE INTO slot_count VALUES (?, ?)", counts)
+
+    def take(self) -> list[tuple[int, int]]:
+        """Return what was noted, and forget it."""
+        return self._spill.rows("DELETE FROM slot_count RETURNING key, count")
+
+    def beyond(self) -> Iterator[list[tuple[int, int, int]]]:
+        """Yield pages of links to slots that do not exist: key of the body, slot, number of slots."""
+        after = b""
+        while page := self._spill.rows(
+            "SELECT key FROM slot WHERE key > ? ORDER BY key LIMIT ?", (after, PAGE)
+        ):
+            after = page[-1][0]
+            places = [(int.from_bytes(slot[:8]), int.from_bytes(slot[8:])) for (slot,) in page]
+            sql = "SELECT key, count FROM slot_count WHERE key >= ? AND key <= ?"
+            counts = dict(self._spill.rows(sql, (places[0][0], places[-1][0])))
+            yield [(key, slot, counts[key]) for key, slot in places if slot >= counts.get(key, slot + 1)]
+
+
 def check(
-    database: Database, objects: Objects, texts: TextIndex, space: int, *, read_content: bool = True
+    database: Database,
+    objects: Objects,
+    texts: TextIndex,
+    space: int,
+    *,
+    read_content: bool = True,
+    since: int = 0,
 ) -> Iterator[Problem | Checked]:
-    """Verify a space; yield problems as they are found, and a `Checked` regularly and at the end."""
+    """Verify a space in this process; yield problems as they are found, and a `Checked` regularly."""
     with SpillDatabase() as spill:
-        yield from _Check(database, objects, texts, space, spill=spill, read_content=read_content).run()
+        checking = Check(database, objects, texts, space, spill=spill, read_content=read_content, since=since)
+        reported = Reported(spill)
+        for page, problems in enumerate((each for unit in UNITS for each in checking.pages(unit)), 1):
+            yield from reported.new(problems)
+            if page % _REPORT_EVERY == 0:
+                yield checking.checked()
+        yield checking.checked()
 
 
-class _Check:
+class Reported:
+    """The problems reported so far: each is reported once."""
+
+    def __init__(self, spill: SpillDatabase) -> None:
+        self._known = SpillSet(spill, "reported", "text")
+
+    def new(self, problems: Iterable[Problem]) -> Iterator[Problem]:
+        """Yield those that were not reported yet."""
+        for problem in problems:
+            if self._known.add({f"{problem.kind} {problem.where} {problem.detail}": 0}):
+                yield problem
+
+
+class Unit(NamedTuple):
+    """A part of the checks: its name, and the range of keys that it is limited to."""
+
+    name: str
+    after: Any = None
+    upto: Any = None
+
+
+UNITS: Final = tuple(
+    Unit(name)
+    for name in (
+        "links", "objects", "packs", "commits", "slots", "numbers", "lists", "events", "runs", "refs",
+        "texts", "roll-ups",
+    )
+)  # fmt: skip
+"""All checks, in the order of the report. Lists, refs and texts are compared with the commits read before."""
+
+
+class Check:
+    """The units of one check, with what they remember."""
+
     def __init__(
         self,
         database: Database,
@@ -451,54 +538,73 @@ class _Check:
         *,
         spill: SpillDatabase,
         read_content: bool,
+        since: int,
     ) -> None:
         self._database = database
         self._texts = texts
+        self._since = since
         self._space = space
         self._spill = spill
         self._missing: list[BrokenLink] = []
         self._walk = Walk(database, objects, space, spill, with_slots=True, notice=self._missing.append)
         self._mark = Mark(database, space, lambda _what, _scope, _key: self._walk, precise=True)
-        self._digests = DigestCheck(database, space, spill)
-        self._contents = ContentChecker(database, objects, self._digests, space, read_content=read_content)
+        self._digests = DigestCheck(database, space, spill, since=since)
+        self._contents = ContentChecker(
+            database, objects, self._digests, space, read_content=read_content, since=since
+        )
         self._recount = Recount(database, space, spill)
-        self._reported = SpillSet(spill, "reported", "text")
+        self.slots = SlotCounts(spill)
         self._refs = 0
 
-    def run(self) -> Iterator[Problem | Checked]:
-        for page, problems in enumerate(self._pages(), 1):
-            for problem in problems:
-                if self._reported.add({f"{problem.kind} {problem.where} {problem.detail}": 0}):
-                    yield problem
-            if page % _REPORT_EVERY == 0:
-                yield self._checked()
-        yield self._checked()
+    def pages(self, unit: Unit) -> Iterator[list[Problem]]:
+        """Run one unit; yield its problems, one page at a time."""
+        try:
+            yield from self._pages_of(unit)
+        except (Corrupt, *ODD) as error:  # of a value that no row should have; the rest is checked
+            yield [_corrupt(unit.name, f"not all could be checked: {error!r}")]
 
-    def _pages(self) -> Iterator[list[Problem]]:
-        for what, pages in (
-            ("links", self._links()),
-            ("objects", self._contents.check_objects()),
-            ("packs", self._contents.check_packs()),
-            ("commits", self._commits()),
-            ("lists", self._contents.check_lists()),
-            ("events", self._events()),
-            ("runs", self._digests.runs()),
-            ("refs", self._check_refs()),
-            ("texts", self._check_texts()),
-            ("roll-ups", self._recount.problems()),
-        ):
-            try:
-                yield from pages
-            except (Corrupt, *ODD) as error:  # of a value that no row should have; the rest is checked
-                yield [_corrupt(what, f"not all could be checked: {error!r}")]
+    def _pages_of(self, unit: Unit) -> ProblemPages:
+        reached = self._walk.objects if self._since else None
+        match unit.name:
+            case "links":
+                return self._links()
+            case "objects":
+                return self._contents.check_objects(
+                    after=unit.after or b"", upto=unit.upto or _LAST_NAME, only=reached
+                )
+            case "packs":
+                return self._contents.check_packs(only=reached)
+            case "commits":
+                return self._commits(unit.after or 0, unit.upto)
+            case "slots":
+                return self._slots()
+            case "numbers":
+                return self._numbers()
+            case "lists":
+                return self._contents.check_lists()
+            case "events":
+                return self._events()
+            case "runs":
+                return self._digests.runs()
+            case "refs":
+                return self._check_refs()
+            case "texts":  # they and the totals say nothing about when they were written
+                return iter(()) if self._since else self._check_texts()
+            case _:
+                return iter(()) if self._since else self._recount.problems()
 
     def _links(self) -> Iterator[list[Problem]]:
-        for _ in self._mark.steps():
+        for _ in self._mark.steps(self._since):
             yield self._dangling()
         for _ in self._enter_lists():
             yield self._dangling()
 
-    def _checked(self) -> Checked:
+    def read_notes(self) -> None:
+        """Remember what commits say about lists, refs and texts, without checking the commits."""
+        self._digests.read_notes()
+
+    def checked(self) -> Checked:
+        """Return how much was read so far."""
         return Checked(
             objects=self._contents.objects,
             bodies=self._contents.bodies,
@@ -514,8 +620,9 @@ class _Check:
         while True:
             with self._database.reading() as session:
                 rows = session.rows(
-                    "SELECT id, no, scope FROM list WHERE space = ? AND id > ? ORDER BY id LIMIT ?",
-                    (self._space, after, PAGE),
+                    "SELECT id, no, scope FROM list WHERE space = ? AND id > ? AND seq > ? "
+                    "ORDER BY id LIMIT ?",
+                    (self._space, after, self._since or _BEFORE_ALL, PAGE),
                 )
             self._walk.enter_lists({no: scope for _, no, scope in rows})
             self._walk.drain()
@@ -583,10 +690,29 @@ class _Check:
                 )
                 return bool(session.rows(sql, (part, self._space, batch)))
 
-    def _commits(self) -> Iterator[list[Problem]]:
-        """Check the sequence numbers of all commits, their digests and their bodies."""
+    def _commits(self, after: int, upto: int | None) -> Iterator[list[Problem]]:
+        """Check the digests of the commits in a range of numbers, and their bodies."""
+        for rows, leaves, problems in self._digests.commits(max(after, self._since), upto):
+            yield problems
+            yield from self._contents.check_bodies({row[1]: row[0] for row in rows}, leaves, self.slots)
+
+    def _slots(self) -> Iterator[list[Problem]]:
+        """Check that all slots that something links to exist."""
+        for page in self.slots.beyond():
+            problems: list[Problem] = []
+            for key, slot, count in page:
+                with self._database.reading() as session:
+                    where = self._location(session, LinkOrigin("body", key), "")
+                if where is not None:
+                    detail = f"something links to slot {slot}, but it has {count}"
+                    problems.append(Problem(kind="dangling", where=where, detail=detail))
+            yield problems
+
+    def _numbers(self) -> Iterator[list[Problem]]:
+        """Check the sequence numbers of all commits."""
         ranges = SpillSet(self._spill, "commit_range", "number")
-        for rows, leaves, problems in self._digests.commits():
+        for rows in self._digests.numbers():
+            problems: list[Problem] = []
             with self._database.reading() as session:
                 ((seq,),) = session.rows("SELECT seq FROM space WHERE no = ?", (self._space,))
             new = set(ranges.add({row[2]: row[3] for row in rows}))
@@ -598,7 +724,6 @@ class _Check:
                 if detail is not None:
                     problems.append(Problem(kind="counter", where=f"commit {row[0]!r}", detail=detail))
             yield problems
-            yield from self._contents.check_bodies({row[1]: row[0] for row in rows}, leaves, self._spill)
         yield from self._overlaps(ranges)
         yield self._digests.counters()
 
@@ -616,9 +741,10 @@ class _Check:
 
     def _events(self) -> Iterator[list[Problem]]:
         """Check that events belong to their commits, and count them for the totals."""
-        for _ in self._recount.count():
-            yield []
-        after = 0
+        if not self._since:
+            for _ in self._recount.count():
+                yield []
+        after = self._since
         while True:
             with self._database.reading() as session:
                 ((seq, last),) = session.rows(

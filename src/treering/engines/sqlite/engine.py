@@ -19,6 +19,7 @@ token, so a search in one namespace is an AND over two columns and reads only th
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import sqlite3
@@ -27,7 +28,7 @@ import time
 from contextlib import closing, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from treering import files
 from treering.core.clock import SystemClock, to_iso
@@ -142,6 +143,9 @@ class SqliteEngine(SqlEngine):
         self._last.record(cache.commit_no)
         return outcomes
 
+    def _opener(self) -> Callable[[], SqlEngine] | None:
+        return functools.partial(_open_rows, self._sqlite.path.parent)
+
     def _committed(self, space: str) -> None:  # noqa: ARG002 - one notification for all spaces
         self._follower.notify()
 
@@ -150,9 +154,12 @@ class SqliteEngine(SqlEngine):
         self._follower.wait(lambda: self._last_seq(space) > after_seq, seconds)
         return self._last_seq(space)
 
-    def check(self, space: str, *, read_content: bool = True) -> Iterator[Problem | Checked]:
+    def check(
+        self, space: str, *, read_content: bool = True, since: int = 0, processes: int = 1
+    ) -> Iterator[Problem | Checked]:
         """Verify everything, starting with SQLite's own checks and a look for lost commits."""
-        found = super().check(space, read_content=read_content)
+        found = super().check(space, read_content=read_content, since=since, processes=processes)
+        read_content = read_content and not since  # SQLite's own check reads the whole file
         return self._check(found, read_content=read_content)
 
     def _check(
@@ -215,6 +222,11 @@ class SqliteEngine(SqlEngine):
                 self._sqlite.reclaim_space(secure=False)
         self._last.close()
         self._sqlite.close()
+
+
+def _open_rows(folder: Path) -> SqliteEngine:
+    """Open a store that exists, to read rows only: without its blobs."""
+    return open_sqlite(folder, blobs=cast("Blobs", None), durability="fast")
 
 
 def open_sqlite(

@@ -85,6 +85,9 @@ class ReadingEngine(SqliteEngine):
         """The folder of the original."""
         return f"sqlite:///{self._copy.original.parent}"
 
+    def _opener(self) -> None:
+        """Nothing: the copy is this process's."""
+
     def _refuse(self) -> NoReturn:
         if isinstance(self._copy.reason, StoreFull):
             raise StoreFull(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct, structs
@@ -85,6 +86,13 @@ class GrowthQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     last_days: Annotated[int, Meta(ge=1, le=3650)] = 7
 
 
+class VerifyQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to verify: all, or what was committed since, and with how many processes."""
+
+    since: Annotated[str, Meta(pattern="^([0-9]{1,18}|last)$")] = "0"
+    processes: Annotated[int, Meta(ge=1, le=64)] | None = None
+
+
 class CellLine(Struct, frozen=True, kw_only=True):
     """Where the project lives: a database without its password; ``null`` for the store's first one."""
 
@@ -144,9 +152,11 @@ def get_growth(call: Call[GrowthQuery, None]) -> Growth:
 
 
 @endpoint("POST", "/store/verify", tag="store", domain="maintenance")
-def verify_store(call: Call[None, None]) -> Verification:
-    """Rehash all content and check every link. Changes nothing."""
-    return call.store.verify()
+def verify_store(call: Call[VerifyQuery, None]) -> Verification:
+    """Rehash all content and check every link. Changes nothing but the position of ``since=last``."""
+    query = call.query
+    processes = None if query.processes is None else min(query.processes, os.cpu_count() or 1)
+    return call.store.verify(since="last" if query.since == "last" else int(query.since), processes=processes)
 
 
 @endpoint("GET", "/store/seals", tag="store", domain="maintenance")

@@ -454,11 +454,15 @@ class Mark:
         for _ in self.steps():
             pass
 
-    def steps(self) -> Iterator[None]:
-        """Do the same page by page, for callers that report progress."""
-        yield from self._refs()
-        yield from self._events(0, None)
-        yield from self._texts(None)
+    def steps(self, since: int = 0) -> Iterator[None]:
+        """Do the same page by page, for callers that report progress; from some number on, without texts."""
+        if since:
+            self._refs_since(since + 1, None)
+        else:
+            yield from self._refs()
+        yield from self._events(since, None)
+        if not since:
+            yield from self._texts(None)
 
     def behind(self, session: Session) -> int:
         """Return how many sequence numbers were assigned since the mark was last exact."""
