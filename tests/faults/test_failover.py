@@ -53,7 +53,8 @@ def until(holds: Callable[[], bool]) -> None:
 
 def ask(server: Started, sql: str) -> object:
     with psycopg.connect(url_of(server), autocommit=True) as connection:
-        found = connection.execute(sql).fetchone()
+        cursor = connection.execute(sql)
+        found = cursor.fetchone() if cursor.description else None
     return found and found[0]
 
 
@@ -105,13 +106,16 @@ def _fail_over(pair, folder: Path, commits: int) -> None:
 def test_a_commit_whose_outcome_died_with_the_primary_is_found_by_its_batch_id(pair):
     primary, standby = pair
     wait_for_standby(primary)
+    ask(primary, "ALTER SYSTEM SET synchronous_commit = 'remote_apply'")
+    ask(primary, "SELECT pg_reload_conf()")
+    until(
+        lambda: ask(primary, "SHOW synchronous_commit") == "remote_apply"
+    )  # connections that open from now on
     with treering.open(url_of(primary, standby)) as store, ThreadPoolExecutor(1) as pool:
         store.commit(batches.set_ref(SPACE, "r", b"before"))
         # The standby has the commit but does not show it, so the primary does not acknowledge it.
         ask(standby, "SELECT pg_wal_replay_pause()")
         with psycopg.connect(url_of(primary), autocommit=True) as connection:
-            connection.execute("ALTER SYSTEM SET synchronous_commit = 'remote_apply'")
-            connection.execute("SELECT pg_reload_conf()")
             waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
             committing = pool.submit(store.commit, batches.set_ref(SPACE, "r", b"after", expect=1))
             until(lambda: connection.execute(waiting).fetchone() == (1,))

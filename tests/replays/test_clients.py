@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -114,10 +115,13 @@ async def litellm_async(server: Provider, *, stream: bool) -> str:
     import litellm
 
     given: dict[str, Any] = {"model": "anthropic/claude-sonnet-4-6", "messages": MESSAGES, "api_key": "sk-1"}
-    done = await litellm.acompletion(**given, api_base=server.url, stream=stream, num_retries=0)
-    if not stream:
-        return done.choices[0].message.content
-    return "".join([each.choices[0].delta.content or "" async for each in done if each.choices])
+    try:
+        done = await litellm.acompletion(**given, api_base=server.url, stream=stream, num_retries=0)
+        if not stream:
+            return done.choices[0].message.content
+        return "".join([each.choices[0].delta.content or "" async for each in done if each.choices])
+    finally:
+        await litellm.close_litellm_async_clients()  # it keeps them for good
 
 
 async def bare_httpx(server: Provider, *, stream: bool) -> str:
@@ -136,6 +140,9 @@ async def bare_httpx(server: Provider, *, stream: bool) -> str:
         return text
 
 
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or importing it downloads one
+LITELLM_WARNS = pytest.mark.filterwarnings("ignore:Accessing the 'model_")
+
 CLIENTS = [
     *(
         openai_chat,
@@ -147,7 +154,7 @@ CLIENTS = [
         bare_httpx,
     ),
     *(
-        pytest.param(each, marks=pytest.mark.slow) for each in (litellm_sync, litellm_async)
+        pytest.param(each, marks=[pytest.mark.slow, LITELLM_WARNS]) for each in (litellm_sync, litellm_async)
     ),  # seconds to import
 ]
 

@@ -129,7 +129,7 @@ def test_a_run_that_was_dropped_by_half_goes_next_time(store, monkeypatch):
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patch, suppress(RuntimeError):
-        patch.setattr(type(store.engine), "erase", dies)
+        patch.setattr(store.engine, "erase", dies)
         store.gc(keep_runs=Keep(last=1))
     assert len(list(store.runs.each())) == 3
     store.gc(keep_runs=Keep(last=1))

@@ -272,16 +272,16 @@ def test_events_forgotten_during_indexing_stay_forgotten(store, monkeypatch, siz
     with store.run(agent="planner", thread="bob") as other:
         other.message("user", "zyzzyva " * size if size > 10 else "parcel")
     store.flush()
-    commit = type(store.engine).commit
+    commit = store.engine.commit
     forgotten = []
 
-    def late(self, batch):
+    def late(batch):
         if batch.texts and not forgotten:
             forgotten.append(True)
             store.forget(thread="alice")
-        return commit(self, batch)
+        return commit(batch)
 
-    monkeypatch.setattr(type(store.engine), "commit", late)
+    monkeypatch.setattr(store.engine, "commit", late)
     EventIndex(store.engine, store.space).catch_up(everything=True)
     assert forgotten
     assert {hit.run for hit in store.timeline.search("zyzzyva").hits} <= {other.id}

@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_page_lists_exactly_what_is_excluded() -> None:
     page = (ROOT / "docs" / "workspaces.md").read_text(encoding="utf-8")
-    table, _, rest = page.partition("## What is left out")[2].partition("**Credentials are never archived**")
-    listed = re.findall(r"`([^`]+)`", rest.partition("Each one that")[0])
+    table, _, rest = page.partition("## Excluded files")[2].partition("**Credentials are never archived**")
+    listed = re.findall(r"`([^`]+)`", rest.partition("Every skipped")[0])
     assert sorted(listed) == sorted(CREDENTIALS)
     rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
     assert sorted(re.findall(r"`([^`]+)`", " ".join(rows))) == sorted(DEFAULT_EXCLUDES)

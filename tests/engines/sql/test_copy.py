@@ -126,11 +126,12 @@ def test_objects_survive_a_rewrite_of_their_pack_in_the_middle(source, monkeypat
         ((pack, names),) = session.rows(
             "SELECT pack, COUNT(*) FROM object WHERE pack IS NOT NULL GROUP BY pack"
         )
+        ((space,),) = session.rows("SELECT no FROM space WHERE name = ?", (SPACE,))
     seen = set()
     for number, part in enumerate(source.export(SPACE)):
         seen.update(content.name for content in part.objects)
         if number == 3:
-            source._objects.rewrite(source._database, 1, pack)
+            source._objects.rewrite(source._database, space, pack)
     assert len(seen) >= names
     assert not source.missing(SPACE, sorted(seen))
 

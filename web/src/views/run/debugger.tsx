@@ -202,10 +202,11 @@ function Stepper({ run, total }: { run: RunLine; total: number }) {
             <label class="goto">
               <span class="hidden">Go to step</span>
               <input
+                key={number} // uncontrolled: what is typed while a step loads must not be lost
                 type="number"
                 min={1}
                 max={total}
-                value={number}
+                defaultValue={`${number}`}
                 onChange={(event) => move(Number(event.currentTarget.value) || 1)}
               />
             </label>

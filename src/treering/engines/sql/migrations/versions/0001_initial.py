@@ -33,7 +33,9 @@ def upgrade() -> None:
     )
     op.create_table(
         "space",
-        sa.Column("no", NUMBER, *([sa.Identity()] if is_sqlite else []), autoincrement=False, nullable=False),
+        sa.Column("no", NUMBER, sa.Identity(), nullable=False)
+        if is_sqlite
+        else sa.Column("no", NUMBER, autoincrement=False, nullable=False),
         sa.Column("name", NAME, nullable=False),
         sa.Column("seq", NUMBER, nullable=False),
         sa.Column("committed_at_us", NUMBER, nullable=False),
