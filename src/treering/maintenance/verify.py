@@ -18,7 +18,6 @@ from treering.core.engine import Engine
 from treering.core.ids import MAINTENANCE_SCOPE
 from treering.core.records import Checked, Problem
 from treering.errors import Corrupt, InvalidInput
-from treering.maintenance.stats import is_unwritten
 
 VERIFIED_REF: Final = "audit/verified"
 """Holds the number up to which the last ``since="last"`` found everything sound."""
@@ -73,7 +72,7 @@ def verify(
 
     ``processes`` is by default the number of processors for a large space, and 1 for a small one.
     """
-    last_seq = 0 if is_unwritten(engine, space) else engine.wait(space, 0, seconds=0)
+    last_seq = engine.wait(space, 0, seconds=0)  # 0 where nothing was ever written
     after = _verified(engine, space) if since == "last" else since
     if after < 0 or after > last_seq:
         raise InvalidInput(f"since={after}, but the numbers of the commits in {space!r} end at {last_seq}")
