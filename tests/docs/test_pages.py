@@ -63,7 +63,7 @@ def run(page: str, blocks: list[Block], folder: Path) -> subprocess.CompletedPro
     return subprocess.run(
         [sys.executable, "-c", _RUN],
         cwd=folder,
-        env={**os.environ, "XDG_CONFIG_HOME": str(folder / ".config")},
+        env={**os.environ, "XDG_CONFIG_HOME": str(folder / ".config"), "CI": "", "BUILD_NUMBER": ""},
         input=json.dumps([page, [(block.line, block.code) for block in blocks]]),
         capture_output=True,
         text=True,

@@ -173,7 +173,10 @@ async def until(check: Callable[[], Awaitable[bool]]) -> None:
 @pytest.mark.timeout(300)
 def test_the_server_keeps_its_threads_in_treering(url, tmp_path):
     async def go() -> tuple[str, str]:
-        client = get_client(url=url)
+        async with get_client(url=url) as client:
+            return await use(client)
+
+    async def use(client: Any) -> tuple[str, str]:
         thread = (await client.threads.create())["thread_id"]
         for text in ("hi", "again"):
             await client.runs.wait(thread, "clerk", input=said(text))

@@ -64,6 +64,8 @@ def test_a_moved_project_is_the_same_and_the_others_stay(urls):
     with treering.open(home, namespace="acme") as acme, treering.open(home, namespace="globex") as globex:
         fill(acme)
         fill(globex)
+        acme.flush()
+        globex.flush()
         before, other = portrait(acme.engine, "acme"), portrait(globex.engine, "globex")
         held = rows_at(home, "acme")
         lease = acme.engine.claim("acme", "job", holder="me", seconds=600)
