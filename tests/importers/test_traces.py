@@ -237,6 +237,16 @@ def test_an_import_and_a_live_exporter_write_the_same_run_once(store):
     assert (report.new, report.files[0].known) == (0, 4)
 
 
+def test_spans_of_the_same_id_in_traces_whose_ids_begin_and_end_alike_are_all_imported(store, tmp_path):
+    rows = [json.loads(line) for line in (FIXTURES / "langfuse.jsonl").read_text().splitlines()]
+    path = tmp_path / "alike.jsonl"
+    ids = [f"order-2026-{middle}-refund-desk" for middle in "abc"]
+    path.write_text("".join(json.dumps(row | {"trace_id": each}) + "\n" for each in ids for row in rows))
+    assert bring("langfuse", path, store).new == 12
+    calls = {run.id: len(read_exchanges(store.engine, store.space, run.id)) for run in store.runs.each()}
+    assert calls == dict.fromkeys(ids, 3)
+
+
 def test_a_folder_without_exports_is_named(store, tmp_path):
     with pytest.raises(NotFound, match="no exported traces"):
         bring("phoenix", tmp_path, store)

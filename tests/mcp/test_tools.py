@@ -21,11 +21,22 @@ READING = {
     "thread_list",
     "thread_read",
     "checkpoint_list",
-    "schedule_list",
-    "approval_list",
 }
-WRITING = {"memory_save", "thread_fork", "schedule_create"}
-DESTRUCTIVE = {"memory_delete", "schedule_cancel", "approval_answer"}
+CONFIGURATIONS = [
+    # What the owner allows, the tools beside those that read, the actions of schedules and of approvals,
+    # and the hints of both: whether they only read, and whether they destroy.
+    ({"read_only": True}, set(), ["list"], ["list"], (True, True), (False, False)),
+    (
+        {"read_only": True, "allow_destructive": True},
+        *(set(), ["list"], ["list"], (True, True), (False, False)),
+    ),
+    ({}, {"memory_save", "thread_fork"}, ["list", "create"], ["list"], (False, True), (False, False)),
+    (
+        {"allow_destructive": True},
+        {"memory_save", "thread_fork", "memory_delete"},
+        *(["list", "create", "cancel"], ["list", "answer"], (False, False), (True, True)),
+    ),
+]
 
 
 async def tools_of(client):
@@ -36,28 +47,38 @@ def names(tools):
     return {tool.name for tool in tools}
 
 
-def test_destructive_tools_are_offered_only_when_allowed(talk):
-    assert names(talk(tools_of)) == READING | WRITING
-    assert names(talk(tools_of, allow_destructive=True)) == READING | WRITING | DESTRUCTIVE
-    assert names(talk(tools_of, read_only=True)) == READING
-    assert len(READING | WRITING) <= MAX_TOOLS
-
-
-def test_every_tool_and_argument_is_described_and_hinted(talk):
-    for tool in talk(tools_of, allow_destructive=True):
+@pytest.mark.parametrize("allowed, more, schedules, approvals, reads, destroys", CONFIGURATIONS)
+def test_at_most_twelve_tools_are_offered_and_none_that_is_not_allowed(
+    talk, allowed, more, schedules, approvals, reads, destroys
+):
+    tools = {tool.name: tool for tool in talk(tools_of, **allowed)}
+    assert set(tools) == READING | more | {"schedules", "approvals"}
+    assert len(tools) <= MAX_TOOLS == 12
+    both = tools["schedules"], tools["approvals"]
+    actions = [tool.input_schema["properties"]["action"] for tool in both]
+    assert [each.get("enum", [each.get("const")]) for each in actions] == [schedules, approvals]
+    assert tuple(tool.annotations.read_only_hint for tool in both) == reads
+    assert tuple(tool.annotations.destructive_hint is True for tool in both) == destroys
+    assert ("task_id" in both[0].input_schema["properties"]) is ("cancel" in schedules)
+    for name in READING | more:
+        assert tools[name].annotations.read_only_hint is (name in READING)
+        assert (tools[name].annotations.destructive_hint is True) is (name == "memory_delete")
+    for tool in tools.values():
         assert len(tool.description) > 40
+        assert tool.annotations.open_world_hint is False
         for argument in tool.input_schema["properties"].values():
             assert argument["description"]
-        hints = tool.annotations
-        assert hints.read_only_hint is (tool.name in READING)
-        assert hints.open_world_hint is False
-        if tool.name not in READING:
-            assert hints.destructive_hint is (tool.name in DESTRUCTIVE)
 
 
 def test_a_tool_that_is_not_offered_cannot_be_called(call, filled):
     assert "Unknown tool" in call("memory_delete", id="alice/tone")
     assert filled.memory.get("alice/tone") is not None
+    task = call("schedules", action="create", prompt="p", type="interval", value="60")
+    assert "validation error" in call("schedules", action="cancel", task_id=task["id"])
+    assert "validation error" in call(
+        "approvals", action="answer", approval_id="a", decision="approve", by="b"
+    )
+    assert [each["id"] for each in call("schedules")["tasks"]] == [task["id"]]
 
 
 def test_memory_is_searched_listed_and_read(call):
@@ -113,7 +134,10 @@ def test_deleting_keeps_the_history(call, filled):
 def test_errors_name_the_problem_and_the_next_step(call):
     assert "find documents with memory_search" in call("memory_get", id="nobody")
     assert "did you mean 'support/alice'" in call("thread_read", thread="support/alise")
-    assert "does not have five fields" in call("schedule_create", prompt="p", type="cron", value="often")
+    assert "does not have five fields" in call(
+        "schedules", action="create", prompt="p", type="cron", value="often"
+    )
+    assert "needs prompt, value" in call("schedules", action="create", type="cron")
     assert "validation error" in call("memory_search", text="x", limit=0)
     assert "offset is 99" in call("memory_get", id="alice/tone", offset=99)
 
@@ -169,13 +193,15 @@ def test_a_fork_starts_at_an_earlier_checkpoint(call, filled):
 
 
 def test_tasks_are_created_listed_and_cancelled(call):
-    made = call("schedule_create", prompt="Forecast?", type="cron", value="0 8 * * *", tz="Europe/Berlin")
+    made = call(
+        "schedules", action="create", prompt="Forecast?", type="cron", value="0 8 * * *", tz="Europe/Berlin"
+    )
     assert all("T08:00:00" in time for time in made["next_times"])
-    often = call("schedule_create", prompt="Look", type="interval", value="3600")
-    assert [task["id"] for task in call("schedule_list")["tasks"]] == [made["id"], often["id"]]
+    often = call("schedules", action="create", prompt="Look", type="interval", value="3600")
+    assert [task["id"] for task in call("schedules")["tasks"]] == [made["id"], often["id"]]
     options = {"allow_destructive": True}
-    assert call("schedule_cancel", options=options, task_id=made["id"])["status"] == "cancelled"
-    assert [task["id"] for task in call("schedule_list")["tasks"]] == [often["id"]]
+    assert call("schedules", options=options, action="cancel", task_id=made["id"])["status"] == "cancelled"
+    assert [task["id"] for task in call("schedules")["tasks"]] == [often["id"]]
 
 
 def size(result: CallToolResult) -> int:
@@ -247,10 +273,10 @@ def test_a_reply_limit_that_is_too_low_is_rejected():
 
 def test_a_person_answers_through_an_assistant(filled, call):
     filled.thread("t").interrupt({"tool_call": {"name": "pay", "arguments": {"amount": 5}}})
-    (asked,) = call("approval_list")["approvals"]
+    (asked,) = call("approvals")["approvals"]
     assert asked["calls"] == [{"tool": "pay", "arguments": {"amount": 5}}]
     options = {"allow_destructive": True}
     answer = {"approval_id": asked["id"], "decision": "edit", "by": "bob", "arguments": {"amount": 3}}
-    assert call("approval_answer", options=options, **answer)["decided_by"] == ["bob"]
+    assert call("approvals", options=options, action="answer", **answer)["decided_by"] == ["bob"]
     assert filled.thread("t").load().metadata["resumed"]["payload"] == {"amount": 3}
-    assert call("approval_list")["approvals"] == []
+    assert call("approvals")["approvals"] == []

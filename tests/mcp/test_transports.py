@@ -21,7 +21,7 @@ from mcp.shared._httpx_utils import create_mcp_http_client
 import treering
 from tests.mcp import inspector
 from tests.mcp.conftest import COMMAND, fill
-from tests.mcp.test_tools import DESTRUCTIVE, READING, WRITING
+from tests.mcp.test_tools import CONFIGURATIONS, READING
 
 KEY = "a-key-that-is-long-enough"
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("TREERING_")}
@@ -170,7 +170,10 @@ def test_the_inspector_over_stdio_and_http(folder, npm):
     program = inspector.program(npm(inspector.PACKAGE, inspector.VERSION))
     stdio = [*COMMAND, "--store", str(folder), "--allow-destructive"]
     listed = inspector.inspect(program, stdio, "--method", "tools/list", "--strict")
-    assert {each["name"] for each in listed["tools"]} == READING | WRITING | DESTRUCTIVE
+    assert {each["name"] for each in listed["tools"]} == READING | CONFIGURATIONS[-1][1] | {
+        "schedules",
+        "approvals",
+    }
     call = ("--method", "tools/call", "--tool-name", "memory_search", "--tool-arg", "text=concise")
     assert inspector.inspect(program, stdio, *call)["structuredContent"]["documents"][0]["id"] == "alice/tone"
     with serving(folder) as url:

@@ -19,12 +19,11 @@ from mcp_types import ToolAnnotations
 
 from treering.api import check_api_key
 from treering.errors import InvalidInput, Unreachable
-from treering.mcp.approvals import ApprovalTools
+from treering.mcp.actions import Action, ApprovalTools, ScheduleTools, combine
 from treering.mcp.changes import JournalBus, serve_older_clients
 from treering.mcp.memory import MemoryTools
 from treering.mcp.replies import DEFAULT_REPLY_BYTES, Replies, raise_tool_errors
 from treering.mcp.resources import Completions, Prompts, Resources
-from treering.mcp.schedules import ScheduleTools
 from treering.mcp.threads import ThreadTools
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from treering.store import Store
 
 MAX_TOOLS: Final = 12
-"""How many tools are offered unless destructive ones are allowed: a model reads each description."""
+"""How many tools are offered at most: a model reads each description."""
 PATH: Final = "/mcp"
 
 _MAX_PORT: Final = 65_535
@@ -84,6 +83,7 @@ class TreeringServer(MCPServer[Any]):
         replies = Replies(reply_bytes)
         memory, threads = MemoryTools(store, replies, embedder), ThreadTools(store, replies)
         schedules, approvals = ScheduleTools(store, replies), ApprovalTools(store, replies)
+        writes, destroys = not read_only, allow_destructive and not read_only
         self._add_tools(
             _READ,
             memory.memory_search,
@@ -92,15 +92,19 @@ class TreeringServer(MCPServer[Any]):
             threads.thread_list,
             threads.thread_read,
             threads.checkpoint_list,
-            schedules.schedule_list,
-            approvals.approval_list,
         )
-        if not read_only:
-            self._add_tools(_WRITE, memory.memory_save, threads.thread_fork, schedules.schedule_create)
-        if allow_destructive and not read_only:
-            self._add_tools(
-                _DESTROY, memory.memory_delete, schedules.schedule_cancel, approvals.approval_answer
-            )
+        if writes:
+            self._add_tools(_WRITE, memory.memory_save, threads.thread_fork)
+        if destroys:
+            self._add_tools(_DESTROY, memory.memory_delete)
+        strongest = _DESTROY if destroys else _WRITE if writes else _READ
+        on_schedules: dict[str, Action] = {"list": schedules.list}
+        on_schedules |= {"create": schedules.create} if writes else {}
+        on_schedules |= {"cancel": schedules.cancel} if destroys else {}
+        self._add_tools(strongest, combine("schedules", on_schedules))
+        on_approvals: dict[str, Action] = {"list": approvals.list}
+        on_approvals |= {"answer": approvals.answer} if destroys else {}
+        self._add_tools(_DESTROY if destroys else _READ, combine("approvals", on_approvals))
         self._resources = Resources(store, reply_bytes)
         self._resources.add_to(self)
         Prompts(store).add_to(self)

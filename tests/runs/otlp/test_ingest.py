@@ -131,7 +131,11 @@ def test_cancelling_the_future_does_not_cancel_the_write(store):
 
 
 def test_the_spans_of_a_trace_are_adjacent_in_the_index_of_ids():
-    assert Trace("ab" * 16).row_id(f"{2:016x}") == f"{'ab' * 4}.{2:016x}"
+    ids = [Trace("ab" * 16).row_id(f"{number:016x}") for number in (1, 2)]
+    assert [each[:9] for each in ids] == [ids[0][:8] + "."] * 2
+    assert ids[1][9:] == f"{2:016x}"
+    alike = {Trace(each).row_id("1")[:8] for each in ("ab" * 16, "ab" * 15 + "ac", "ac" + "ab" * 15, "x")}
+    assert len(alike) == 4, "traces whose ids begin or end alike have rows of their own"
 
 
 def test_half_a_character_loses_nothing_else(store):

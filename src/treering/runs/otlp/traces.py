@@ -13,7 +13,9 @@ Attributes that have no column are in the row's data; if they are large, they ar
 from __future__ import annotations
 
 import time
+from base64 import urlsafe_b64encode
 from collections import OrderedDict
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from msgspec import structs
@@ -56,6 +58,7 @@ ATTRIBUTES: Final = "attributes"
 """The kind of a row with attributes that did not fit into the row of their span."""
 SOURCE: Final = "otlp"
 
+_PREFIX_BYTES: Final = 6
 _MAX_CACHED_ROWS: Final = 20_000
 """Rows of all traces that are kept in memory."""
 _NAMED: Final = "names_agent"
@@ -90,7 +93,9 @@ class Trace:
         self.announced: set[str] = set()
         self.resources: list[dict[str, Any]] = []
         self.scopes: list[str] = []
-        self._prefix = id[-8:] + "."
+        # Of the whole id: those that other tools choose may begin or end alike, and their spans' as well.
+        digest = blake2b(id.encode(), digest_size=_PREFIX_BYTES).digest()
+        self._prefix = urlsafe_b64encode(digest).decode() + "."
         self._is_moved = False
         self._writer: SpanWriter | None = None
         self._sender: Sender | None = None
