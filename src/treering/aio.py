@@ -722,11 +722,15 @@ class AsyncThread:
             else AsyncCheckpoint(found, self._bridge)
         )
 
-    async def at(self, which: str | int | datetime | Checkpoint | AsyncCheckpoint) -> AsyncCheckpoint:
+    async def at(
+        self, which: str | int | datetime | Checkpoint | AsyncCheckpoint, *, everything: bool = False
+    ) -> AsyncCheckpoint:
         """Async twin of `Thread.at`."""
         return AsyncCheckpoint(
             await self._bridge.call(
-                self._thread.at, which.sync if isinstance(which, AsyncCheckpoint) else which
+                self._thread.at,
+                which.sync if isinstance(which, AsyncCheckpoint) else which,
+                everything=everything,
             ),
             self._bridge,
         )

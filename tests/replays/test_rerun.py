@@ -186,16 +186,22 @@ def test_an_error_of_a_rerun_is_a_result_and_the_others_go_on(server, store, rec
     assert "500" in (made.reruns[0].error or "")
 
 
-def stubborn(url: str, _: str, original: str) -> str:
-    """An agent that writes to a folder whose name it knows by heart."""
+def stubborn(url: str, original: str) -> str:
+    """An agent that writes to a file whose name it knows by heart."""
     answer = httpx.post(f"{url}/v1/chat/completions", json={"model": "m", "messages": []}).text
-    (Path("/") / original[1:] / "note.txt").write_text("mine")
+    with open(original.removeprefix("~"), "w") as file:  # noqa: PTH123 - Path changes // to /
+        file.write("mine")
     return answer
 
 
-def test_a_rerun_cannot_write_to_the_folder_of_the_original(server, store, tmp_path) -> None:
+@pytest.mark.parametrize(
+    "name", ["{0}/work/note.txt", "/{0}/work/note.txt", "{0}/folder/note.txt", "{0}/file.txt"]
+)
+def test_a_rerun_cannot_write_to_the_folder_of_the_original(server, store, tmp_path, name) -> None:
     folder = tmp_path / "work"
-    arguments = [server.url, str(folder), "~" + str(folder)[1:]]
+    (tmp_path / "folder").symlink_to(folder)
+    (tmp_path / "file.txt").symlink_to(folder / "note.txt")
+    arguments = [server.url, "~" + name.format(tmp_path)]
     with treering.record(store, workspace=folder, entry=stubborn, arguments=arguments) as run:
         stubborn(*arguments)
     before = digest(folder)
@@ -279,6 +285,30 @@ def test_a_rerun_has_its_own_thread_and_memory_as_of_then(server, store) -> None
     forked = {each.id: each.content for each in store.memory.in_namespace(namespace).query()}
     assert forked == {"tone": "polite 2", "old": "deleted later"}
     assert store.verify().ok
+
+
+def by_another_name(url: str, address: str) -> str:
+    """An agent that opens the store itself."""
+    with treering.open(address) as STORES["current"]:
+        return remember(url)
+
+
+@pytest.mark.parametrize("name", ["/{0}", "{0}/../{1}", "{0}/../link"])
+def test_a_rerun_has_its_own_thread_and_memory_by_whatever_name_the_store_is_opened(
+    server, store, tmp_path, name
+) -> None:
+    folder = Path(store.url.removeprefix("sqlite:///"))
+    (tmp_path / "link").symlink_to(folder)
+    arguments = [server.url, name.format(folder, folder.name)]
+    with treering.record(store, thread="support/alice", entry=by_another_name, arguments=arguments) as run:
+        by_another_name(*arguments)
+    store.flush()
+    memory = store.memory.in_namespace("alice")
+    before = store.thread("support/alice").head, list(memory.query())
+    (one,) = treering.rerun(store, run.id, from_step=2).reruns
+    assert (one.status, one.departure) == ("ok", None), one.error
+    assert before == (store.thread("support/alice").head, list(memory.query()))
+    assert len(store.thread(one.thread or "").load().messages) == 3
 
 
 def held(url: str) -> None:

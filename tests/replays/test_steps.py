@@ -11,6 +11,7 @@ from tests.replays.provider import plan
 from tests.replays.test_replay import chat
 from treering.agent import create_agent
 from treering.errors import InvalidInput, NotFound
+from treering.replays import steps
 from treering.replays.steps import (
     Breakpoint,
     StepView,
@@ -107,6 +108,16 @@ def test_each_step_shows_the_state_of_then_and_its_changes(store, written):
     assert "treering.agent" not in found[4].value
 
 
+@pytest.mark.parametrize("then", ["rewound", "rewound and gone on"])
+def test_steps_show_the_state_that_a_rewind_has_left_behind(store, written, then):
+    before = [each.state for each in views(store, written)]
+    thread = store.thread("reports/alice")
+    thread.rewind(to=thread.at(0))
+    if then == "rewound and gone on":
+        thread.append({"role": "user", "content": "Otherwise."})
+    assert [each.state for each in views(store, written)] == before
+
+
 def test_each_step_shows_what_it_read_and_wrote_of_memory(store, written):
     first, second = [
         [(each.what, each.id or each.query, each.version) for each in view.memory]
@@ -199,7 +210,7 @@ def test_a_step_that_is_not_there_is_named(store, written):
         step_page(store, written, cursor="x")
 
 
-def test_ten_thousand_steps_are_read_in_pages_whose_sums_go_on(tmp_path):
+def test_ten_thousand_steps_are_read_in_pages_whose_sums_go_on(tmp_path, monkeypatch):
     with treering.open(tmp_path / "long") as store:
         with store.run("counter") as run:
             for number in range(10_000):
@@ -214,6 +225,21 @@ def test_ten_thousand_steps_are_read_in_pages_whose_sums_go_on(tmp_path):
         assert find_step(store, run.id, Breakpoint(text="step 9876")).number == 9877
         view = step_view(store, run.id, 7000, messages=5)
         assert (view.messages.total, view.messages.new, len(view.messages.messages)) == (7000, 6999, 5)
+        read: list[str | None] = []
+
+        def counted(*given, **options):
+            read.append(options["cursor"])
+            return step_page(*given, **options)
+
+        monkeypatch.setattr(steps, "step_page", counted)
+        for number in (7000, 7001, 3, 9_999, 10_000):
+            assert step_view(store, run.id, number).step.tokens_so_far == number
+        assert count_steps(store, run.id) == 10_000
+        assert len(read) <= 12, "where pages begin is known"
+        with store.run("counter", id=run.id) as again:
+            again.message("assistant", "one more")
+        store.flush()
+        assert count_steps(store, run.id) == 10_001
 
 
 def test_a_remote_store_steps_as_a_local_one(store, written):

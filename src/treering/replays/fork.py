@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Self, cast
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -30,6 +31,7 @@ from treering.core.query import EventQuery, each_record
 from treering.effects.effects import FINISHED, Effect, Intent
 from treering.errors import Conflict, NotFound
 from treering.memory.documents import MEMORY_KINDS, MemoryDocument
+from treering.runs.run import run_ref
 
 if TYPE_CHECKING:
     from treering.core.engine import Engine
@@ -52,6 +54,7 @@ _CHANGES: Final = {
     "os.symlink": (1,),
     "shutil.rmtree": (0,),
 }
+_FOLLOWS_LINKS: Final = frozenset({"os.chmod", "os.chown", "os.truncate", "os.utime"})
 """The audit events of changes to files, and which of their arguments are the paths that change."""
 
 
@@ -68,6 +71,7 @@ class RerunFork:
         self._original = original
         self._as_of_us = original.started_at_us
         self._copied: dict[str, str] = {}
+        self._is_known: WeakKeyDictionary[Engine, dict[str, bool]] = WeakKeyDictionary()
         self._told: set[str] = set()
         self._lock = RLock()
         self._is_copying = False
@@ -80,9 +84,14 @@ class RerunFork:
 
     # treering.core.forks.Fork
     def is_of(self, engine: Engine, space: str) -> bool:
-        """Whether it was made from what this store holds."""
-        own = self._store
-        return space == own.space and (engine is own.engine or engine.url == own.url != "memory:")
+        """Whether it was made from what this store holds, by whatever name the store was opened."""
+        if engine is self._store.engine:
+            return space == self._store.space
+        with self._lock:
+            known = self._is_known.setdefault(engine, {})
+            if space not in known:
+                known[space] = bool(engine.refs(space, [run_ref(self._original.id)]))
+            return known[space]
 
     def thread(self, namespace: str, thread_id: str) -> str:
         """Return the id of a thread's fork; the given id, if it has none."""
@@ -237,20 +246,26 @@ class _WriteGuard:
             path, mode, flags = arguments
             writes = any(each in mode for each in "wax+") if isinstance(mode, str) else flags & _WRITES
             if writes and not isinstance(path, int):
-                self._check(path)
+                self._check(path, follows=True)
         elif event in _CHANGES:
             for position in _CHANGES[event]:
                 if not isinstance(arguments[position], int):
-                    self._check(arguments[position])
+                    self._check(arguments[position], follows=event in _FOLLOWS_LINKS)
         elif event == "subprocess.Popen":
-            self._check(arguments[2] or ".", what="start a program in")
+            self._check(arguments[2] or ".", what="start a program in", follows=True)
 
-    def _check(self, path: Any, *, what: str = "change") -> None:
+    def _check(self, path: Any, *, what: str = "change", follows: bool = False) -> None:
         folder = self.folder
         if folder is None or not isinstance(path, (str, bytes, os.PathLike)):
             return
         name = Path(os.fsdecode(cast("str", path))).absolute()
-        real = str(Path(os.path.realpath(name.parent)) / name.name)  # a link itself, not what it leads to
+        reals = [str(Path(os.path.realpath(name.parent)) / name.name)]  # a link itself
+        if follows:
+            reals.append(os.path.realpath(name))  # what it leads to
+        for real in reals:
+            self._refuse(real, folder, what)
+
+    def _refuse(self, real: str, folder: str, what: str) -> None:
         if (real == folder or real.startswith(f"{folder}/")) and not f"{real}/".startswith(self._allowed):
             raise OutsideFork(
                 f"a rerun does not {what} {real}, which belongs to the original; let the agent take its "

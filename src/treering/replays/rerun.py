@@ -547,7 +547,8 @@ def _first_checkpoint(store: Store, plan: _Plan) -> str | None:
     if START in original.meta or original.thread is None:
         return plan.start.get("checkpoint")
     try:
-        found = store.thread(original.thread, original.namespace).at(to_datetime(original.started_at_us))
+        began = to_datetime(original.started_at_us)
+        found = store.thread(original.thread, original.namespace).at(began, everything=True)
     except NotFound:
         return None
     return found.id

@@ -7,21 +7,25 @@ and what memory was read and written meanwhile.
 
 **Invariant:** steps are counted and summed without their contents, and the content of one step is read
 without that of the others. The sums so far travel in the cursor of a page. A step is found by its number by
-reading the rows before it: half a second for the 9,000th.
+reading the pages before it once; then the process knows where they begin, until the run changes.
 """
 
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from treering.core.clock import to_datetime, to_iso
 from treering.core.encoding import decode, decode_json, encode_json
-from treering.core.ids import parse_scope
+from treering.core.ids import MAINTENANCE_SCOPE, parse_scope
 from treering.core.query import EventQuery, each_record
 from treering.core.text import readable_json
 from treering.errors import InvalidInput, NotFound
@@ -38,12 +42,16 @@ from treering.threads.diff import json_patch
 from treering.workspaces.diff import FileChange
 
 if TYPE_CHECKING:
+    from treering.core.engine import Engine
     from treering.core.records import Record
     from treering.runs.run import RunInfo
     from treering.store import Store
     from treering.threads.checkpoint import Checkpoint
 
 _PAGE: Final = 500
+_MAX_RUNS: Final = 64
+"""Of how many runs of a store the beginnings of pages are remembered."""
+_MAX_NUMBER: Final = 1 << 53
 _DAY_US: Final = 86_400_000_000
 _MAX_FILES: Final = 200
 _MAX_MEMORY: Final = 100
@@ -219,28 +227,70 @@ def step_page(store: Store, run_id: str, *, first: int = _PAGE, cursor: str | No
     return StepPage(steps=steps, next_cursor=state.encode())
 
 
-def each_step(store: Store, run_id: str) -> Iterator[Step]:
-    """Yield the steps of a run."""
-    cursor: str | None = None
+def each_step(store: Store, run_id: str, *, first: int = 1) -> Iterator[Step]:
+    """Yield the steps of a run, from a number on."""
+    for page in _pages(store, run_id, first):
+        yield from (step for step in page.steps if step.number >= first)
+
+
+class _KnownPages(msgspec.Struct):
+    """Where the pages of a run begin, as far as they were read."""
+
+    state: tuple[int, ...]
+    """The newest row of the run, and the newest erasure of the store: they are valid until these change."""
+    starts: list[_Cursor]
+
+
+_known: Final[WeakKeyDictionary[Engine, OrderedDict[tuple[str, str], _KnownPages]]] = WeakKeyDictionary()
+_known_lock: Final = Lock()
+
+
+def _pages(store: Store, run_id: str, number: int) -> Iterator[StepPage]:
+    """Yield the pages of steps from the one on that holds a step; all of them, if nothing is known yet."""
+    info = store.runs.get(run_id)
+    starts = _known_starts(store, info.id)
+    at = max(bisect_left(starts, number, key=lambda each: each.number) - 1, 0)
     while True:
-        page = step_page(store, run_id, cursor=cursor)
-        yield from page.steps
-        cursor = page.next_cursor
-        if cursor is None:
+        page = step_page(store, info.id, cursor=starts[at].encode())
+        yield page
+        if page.next_cursor is None:
             return
+        at += 1
+        with _known_lock:
+            if at == len(starts):
+                starts.append(_Cursor.parse(page.next_cursor))
+
+
+def _known_starts(store: Store, run_id: str) -> list[_Cursor]:
+    """Return where pages of a run begin, which `_pages` extends."""
+    queries = (
+        EventQuery(run=run_id, newest_first=True, brief=True),
+        EventQuery(scope=MAINTENANCE_SCOPE, newest_first=True, brief=True),
+    )
+    newest = tuple(
+        record.seq for query in queries for record in store.engine.scan(store.space, query, limit=1).records
+    )
+    with _known_lock:
+        runs = _known.setdefault(store.engine, OrderedDict())
+        found = runs.get((store.space, run_id))
+        if found is None or found.state != newest:
+            found = runs[store.space, run_id] = _KnownPages(newest, [_Cursor()])
+        runs.move_to_end((store.space, run_id))
+        if len(runs) > _MAX_RUNS:
+            runs.popitem(last=False)
+        return found.starts
 
 
 def steps_after(store: Store, run_id: str, after: int, *, first: int) -> StepPage:
     """Return the first steps behind a number: a window into a long run."""
-    found = islice((each for each in each_step(store, run_id) if each.number > after), first)
-    return StepPage(steps=tuple(found), next_cursor=None)
+    return StepPage(steps=tuple(islice(each_step(store, run_id, first=after + 1), first)), next_cursor=None)
 
 
 def count_steps(store: Store, run_id: str) -> int:
     """Return how many steps a run has."""
     number = 0
-    for step in each_step(store, run_id):
-        number = step.number
+    for page in _pages(store, run_id, _MAX_NUMBER):
+        number = page.steps[-1].number if page.steps else number
     return number
 
 
@@ -373,10 +423,8 @@ def find_step(
     info = store.runs.get(run_id)
     found: Step | None = None
     before: Step | None = None
-    cursor: str | None = None
     words = None if breakpoint.text is None else breakpoint.text.casefold()
-    while True:
-        page = step_page(store, info.id, cursor=cursor)
+    for page in _pages(store, info.id, 1 if back else after):
         wanted = [each for each in page.steps if (each.number < after if back else each.number > after)]
         texts = {} if words is None or not wanted else _texts(store, info.id, wanted)
         for step in page.steps:
@@ -388,9 +436,9 @@ def find_step(
                     return step
                 found = step
             before = step
-        cursor = page.next_cursor
-        if cursor is None or (back and before is not None and before.number >= after):
-            return found
+        if back and before is not None and before.number >= after:
+            break
+    return found
 
 
 def _meets(step: Step, before: Step | None, wanted: Breakpoint) -> bool:
@@ -467,17 +515,10 @@ def step_view(store: Store, run_id: str, number: int, *, messages: int = 30) -> 
 
 def _step_at(store: Store, run_id: str, number: int) -> tuple[Step, Step | None]:
     """Return a step, and the one after it."""
-    found: Step | None = None
-    last = 0
-    for step in each_step(store, run_id):
-        if found is not None:
-            return found, step
-        if step.number == number:
-            found = step
-        last = step.number
-    if found is None:
-        raise NotFound(f"run {run_id!r} has no step {number}; it has {last}")
-    return found, None
+    both = [] if number < 1 else list(islice(each_step(store, run_id, first=number), 2))
+    if not both:
+        raise NotFound(f"run {run_id!r} has no step {number}; it has {count_steps(store, run_id)}")
+    return both[0], both[1] if len(both) > 1 else None
 
 
 def _content(store: Store, run_id: str, step: Step) -> dict[str, Any]:
@@ -600,7 +641,7 @@ def _checkpoint(store: Store, info: RunInfo, at_us: int) -> Checkpoint | None:
     if info.thread is None:
         return None
     try:
-        return store.thread(info.thread, info.namespace).at(to_datetime(at_us))
+        return store.thread(info.thread, info.namespace).at(to_datetime(at_us), everything=True)
     except NotFound:
         return None
 

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import structs
 
 from treering.core.batch import Event
+from treering.core.clock import from_datetime
 from treering.core.content import object_address
 from treering.core.encoding import encode, encode_json
 from treering.core.ids import MAX_ID_CHARS, thread_scope
@@ -36,7 +37,7 @@ from treering.threads.checkpoint import (
     read_state,
 )
 from treering.threads.compaction import from_stored, whole_conversation
-from treering.threads.history import REWIND, Journal, find_position
+from treering.threads.history import REWIND, Journal, find_position, parse_time
 from treering.threads.hooks import COMPACTIONS
 from treering.threads.upcasting import VERSIONS, upgrade_of_record, with_versions
 from treering.threads.writer import (
@@ -164,6 +165,12 @@ class Head:
         if isinstance(which, str) and which.startswith(PREFIX):
             return self.journal.by_id(which)
         return find_position(self.line(), which, self._thread_id)
+
+    def find_any(self, which: str | datetime) -> CheckpointRecord:
+        """Return the head of a time, also if a rewind has left it behind since."""
+        at = parse_time(which) if isinstance(which, str) else which
+        found = self.journal.head_at(self.scope, from_datetime(at))
+        return found or find_position(self.line(), at, self._thread_id)  # from before the fork
 
     def see_once(self) -> CheckpointRecord | None:
         """Return what was last seen; look only if nothing was seen yet."""

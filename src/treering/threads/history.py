@@ -85,7 +85,7 @@ def find_position(
             count = int(back or 1)
             found = next(islice(line, count, None), None)
             return found or _refuse(thread_id, f"checkpoint {count} before its head")
-        position = int(position) if _is_number(position) else _time(position, is_local=local_times)
+        position = int(position) if _is_number(position) else parse_time(position, is_local=local_times)
     if isinstance(position, datetime):
         until_us = from_datetime(position)
         found = next((each for each in line if each.created_at_us <= until_us), None)
@@ -100,7 +100,8 @@ def _is_number(text: str) -> bool:
     return text.isdecimal() and len(text) <= _MAX_STEP_DIGITS
 
 
-def _time(text: str, *, is_local: bool) -> datetime:
+def parse_time(text: str, *, is_local: bool = False) -> datetime:
+    """Return the time that a position names. Raise `InvalidInput` if it is none."""
     try:
         moment = datetime.fromisoformat(text)
         return moment.astimezone() if is_local else moment
@@ -179,6 +180,20 @@ class Journal:
         query = EventQuery(kinds=(KIND,), scope=scope, newest_first=True, brief=True)
         revisions = Revisions(self._engine, self._space)
         yield from map(revisions.read, self._records(query, after))
+
+    def head_at(self, scope: str, at_us: int) -> CheckpointRecord | None:
+        """Return the head that a thread had at a time, also if a rewind has left it behind since; ``None``
+        before its first checkpoint.
+        """
+        newest: list[Record] = []
+        for kind in (KIND, REWIND):
+            query = EventQuery(kinds=(kind,), scope=scope, until_us=at_us + 1, newest_first=True, brief=True)
+            newest += self._engine.scan(self._space, query, limit=1).records
+        record = max(newest, key=_seq, default=None)
+        target = None if record is None or record.event.kind != REWIND else _target(record)
+        if target is not None:
+            return self.by_id(target)
+        return None if record is None else Revisions(self._engine, self._space).read(record)
 
     def line(self, head: CheckpointRecord | None) -> Iterator[CheckpointRecord]:
         """Iterate over a checkpoint and its ancestors, including those before a fork."""

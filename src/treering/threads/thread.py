@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from types import SimpleNamespace
@@ -58,7 +59,6 @@ from treering.threads.state_object import capture, set_attributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from datetime import datetime
     from decimal import Decimal
     from pathlib import Path
 
@@ -563,12 +563,17 @@ class Thread:
         self._hooks.after_load(self._event(checkpoint))
         return checkpoint
 
-    def at(self, which: str | int | datetime | Checkpoint) -> Checkpoint:
+    def at(self, which: str | int | datetime | Checkpoint, *, everything: bool = False) -> Checkpoint:
         """Return a checkpoint by its id, or by its position on the line to the head.
 
         A position is a step, ``"~1"`` (one checkpoint back) or a time: a `datetime` or ISO 8601 text (UTC
-        without an offset), which selects the newest checkpoint at or before it.
+        without an offset), which selects the newest checkpoint at or before it. With ``everything``, a time
+        selects what was the head then, also if a rewind has left it behind since.
         """
+        if everything:
+            if not isinstance(which, (str, datetime)):
+                raise InvalidInput(f"everything=True selects by a time, not by {which!r}")
+            return self._checkpoint(self._head.find_any(which))
         if isinstance(which, Checkpoint):
             if belongs_to(which, self._engine, self._space):
                 return which
