@@ -2,10 +2,13 @@
 
     python -m tests.importers.clis claude-code CLI
     python -m tests.importers.clis codex CLI
+    python -m tests.importers.clis claude-code-compacted CLI
+    python -m tests.importers.clis codex-compacted CLI
 
 Each CLI is driven twice (a prompt, then the same session resumed) in a home of its own, and talks to nobody
 but an HTTP server here whose answers are a function of what it is shown. What it leaves behind is copied to
-`fixtures/`, without the paths of this machine, and with the long texts of others cut short.
+`fixtures/`, without the paths of this machine, and with the long texts of others cut short. In the
+``-compacted`` ones, the conversation is compacted in the middle of a turn and between two of them.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -27,6 +31,12 @@ from typing import Any
 FIXTURES = Path(__file__).parent / "fixtures"
 PROMPT = "MAKE A NOTE, please."
 AGAIN = "GO ON."
+WORK = "WORK LONG."
+LATER = "ONE MORE THING."
+COMPACTED = "The long work is done."
+COMPACTING = {"CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": "5", "CLAUDE_CODE_AUTO_COMPACT_WINDOW": "100000"}
+CODEX_LIMIT = 1310
+"""Codex compacts as soon as the model has reported more tokens."""
 CLAUDE_MODEL = "claude-sonnet-4-5"
 CODEX_MODEL = "gpt-5-codex"
 
@@ -50,6 +60,9 @@ CLAUDE_USAGE = {
     "sub0": {"input_tokens": 700, "cache_read_input_tokens": 0, "output_tokens": 30},
     "sub1": {"input_tokens": 800, "cache_read_input_tokens": 0, "output_tokens": 10},
     "again": {"input_tokens": 9, "cache_read_input_tokens": 2200, "output_tokens": 8},
+    "long": {"input_tokens": 9, "cache_read_input_tokens": 186_000, "output_tokens": 8},
+    "worked": {"input_tokens": 4, "cache_read_input_tokens": 2300, "output_tokens": 6},
+    "later": {"input_tokens": 7, "cache_read_input_tokens": 2300, "output_tokens": 9},
     "side": {"input_tokens": 1, "output_tokens": 1},
 }
 CODEX_USAGE = {
@@ -57,6 +70,7 @@ CODEX_USAGE = {
     "fail": (1300, 1200, 20, 0),
     "done": (1400, 1300, 12, 4),
     "again": (1500, 1400, 9, 0),
+    "summary": (1600, 0, 30, 0),
 }
 """Input, cached of it, output, reasoning of it."""
 
@@ -70,8 +84,14 @@ def claude_answer(asked: dict[str, Any], note: str) -> tuple[str, list[dict[str,
         if isinstance(message["content"], list)
         for block in message["content"]
     )
-    if not asked.get("tools"):
-        return "side", [_text("A note")]
+    if not asked.get("tools") or "create a detailed summary" in _said(asked["messages"][-1:]):
+        return "side", [_text(f"<summary>\n{COMPACTED}\n</summary>" if asked.get("tools") else "A note")]
+    if LATER in said:
+        return "later", [_text("That too.")]
+    if WORK in said and AGAIN not in said and done == 0:
+        return "long", [_text("I work."), _bash("toolu_long", "echo worked")]
+    if AGAIN not in said and (WORK in said or COMPACTED in said):
+        return "worked", [_text("It is done.")]
     if "SUBTASK" in said and PROMPT not in said:
         read = {"type": "tool_use", "id": "toolu_sub_read", "name": "Read", "input": {"file_path": note}}
         return ("sub1", [_text("The note says: ring.")]) if done else ("sub0", [_text("I look."), read])
@@ -136,9 +156,11 @@ def codex_events(asked: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     items = asked["input"]
     done = sum(str(item.get("type")).endswith("call_output") for item in items)
     said = json.dumps([item for item in items if item.get("role") == "user"])
-    if AGAIN in said:
+    if "CONTEXT CHECKPOINT" in json.dumps(items[-1]):
+        name, new = "summary", [_output(f"msg_summary_{len(items)}", COMPACTED)]
+    elif AGAIN in said:
         name, new = "again", [_output("msg_again", "There is nothing more to do.")]
-    elif done == 0:
+    elif done == 0 and COMPACTED not in said:
         thought = {
             "type": "reasoning",
             "id": "rs_1",
@@ -278,7 +300,9 @@ def scripted_api(note: Path) -> Iterator[str]:
 
 
 # The CLIs
-def drive_claude(cli: str, folder: Path, *, prompts: tuple[str, ...] = (PROMPT, AGAIN)) -> list[str]:
+def drive_claude(
+    cli: str, folder: Path, *, prompts: tuple[str, ...] = (PROMPT, AGAIN), **variables: str
+) -> list[str]:
     """What `claude -p` printed for each prompt; its sessions are below ``folder/home/.claude/projects``."""
     home, project = _folders(folder)
     printed: list[str] = []
@@ -290,6 +314,7 @@ def drive_claude(cli: str, folder: Path, *, prompts: tuple[str, ...] = (PROMPT, 
             ANTHROPIC_API_KEY="made-up",
             CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
             DISABLE_AUTOUPDATER="1",
+            **variables,
         )
         command = [cli, "-p", "--verbose", "--output-format=stream-json", f"--model={CLAUDE_MODEL}"]
         command.append("--allowedTools=Bash,Read,Task,Agent")
@@ -299,13 +324,14 @@ def drive_claude(cli: str, folder: Path, *, prompts: tuple[str, ...] = (PROMPT, 
     return printed
 
 
-def drive_codex(cli: str, folder: Path) -> list[str]:
+def drive_codex(cli: str, folder: Path, *, limit: int | None = None) -> list[str]:
     """What `codex exec` printed for each prompt; its sessions are below ``folder/home/.codex/sessions``."""
     home, project = _folders(folder)
     with scripted_api(project / "note.txt") as api:
         (home / ".codex").mkdir()
         (home / ".codex" / "config.toml").write_text(
-            f'model = "{CODEX_MODEL}"\nmodel_provider = "scripted"\n[model_providers.scripted]\n'
+            ("" if limit is None else f"model_auto_compact_token_limit = {limit}\n")
+            + f'model = "{CODEX_MODEL}"\nmodel_provider = "scripted"\n[model_providers.scripted]\n'
             f'name = "scripted"\nbase_url = "{api}/v1"\nwire_api = "responses"\nenv_key = "SCRIPTED_KEY"\n'
         )
         environment = _environment(home, CODEX_HOME=str(home / ".codex"), SCRIPTED_KEY="made-up")
@@ -315,6 +341,10 @@ def drive_codex(cli: str, folder: Path) -> list[str]:
             _ran([*command, PROMPT], project, environment),
             _ran([*command, "resume", "--last", AGAIN], project, environment),
         ]
+
+
+def _claude_compacting(cli: str, folder: Path) -> list[str]:
+    return drive_claude(cli, folder, prompts=(WORK, AGAIN, "/compact", LATER), **COMPACTING)
 
 
 def _folders(folder: Path) -> tuple[Path, Path]:
@@ -357,7 +387,7 @@ def _session(printed: str) -> str:
 # The fixtures
 def scrubbed(text: str, folder: Path) -> str:
     """Without the paths of this machine, and with what others wrote cut short."""
-    text = text.replace(str(folder), "/home/ada").replace(str(folder).replace("/", "-"), "-home-ada")
+    text = text.replace(str(folder), "/home/ada").replace(_dashed(folder), "-home-ada")
     text = re.sub(r"/tmp/claude-\d+/", "/tmp/claude/", text)
     text = re.sub(r'"/tmp/cc[^"]*"', '"/tmp/cc"', text)
     text = re.sub(r"Linux \d[\w.-]+", "Linux", text)
@@ -366,12 +396,19 @@ def scrubbed(text: str, folder: Path) -> str:
     )
 
 
+def _dashed(folder: Path) -> str:
+    """How Claude Code names the folder of a project."""
+    return re.sub(r"[^A-Za-z0-9]", "-", str(folder))
+
+
 def _cut(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _cut(each) for name, each in value.items()}
     if isinstance(value, list):
         return [_cut(each) for each in value[:6]]
-    return f"{value[:40]} (cut)" if isinstance(value, str) and len(value) > 200 else value
+    if isinstance(value, str) and len(value) > 200:
+        return f"{value[:40]} (cut)" + (f" {COMPACTED}" if COMPACTED in value else "")
+    return value
 
 
 def main(name: str, cli: str) -> None:
@@ -381,14 +418,21 @@ def main(name: str, cli: str) -> None:
         shutil.rmtree(target, ignore_errors=True)
         drive, sessions = {
             "claude-code": (drive_claude, folder / "home" / ".claude" / "projects"),
+            "claude-code-compacted": (_claude_compacting, folder / "home" / ".claude" / "projects"),
             "codex": (drive_codex, folder / "home" / ".codex" / "sessions"),
+            "codex-compacted": (
+                partial(drive_codex, limit=CODEX_LIMIT),
+                folder / "home" / ".codex" / "sessions",
+            ),
         }[name]
         for number, printed in enumerate(drive(cli, folder)):
             place = target / f"stream-{number}.jsonl"
+            if name.endswith("-compacted"):
+                continue  # a stream says nothing of the summary that the file does not
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(scrubbed(printed, folder), encoding="utf-8")
         for each in sorted(sessions.rglob("*.json*")):
-            shown = str(each.relative_to(sessions.parent)).replace(str(folder).replace("/", "-"), "-home-ada")
+            shown = str(each.relative_to(sessions.parent)).replace(_dashed(folder), "-home-ada")
             place = target / shown
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(scrubbed(each.read_text(encoding="utf-8"), folder), encoding="utf-8")

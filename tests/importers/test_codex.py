@@ -10,9 +10,10 @@ from decimal import Decimal
 import pytest
 
 import treering
-from tests.importers.clis import AGAIN, FIXTURES, PROMPT
+from tests.importers.clis import AGAIN, COMPACTED, FIXTURES, PROMPT
 from tests.importers.portraits import portrait
 from treering.core.batch import Usage
+from treering.core.encoding import encode
 from treering.errors import InvalidInput, NotFound
 from treering.importers.codex import import_codex
 
@@ -201,3 +202,94 @@ def test_a_file_of_another_tool_is_refused(store, tmp_path):
             with pytest.raises(InvalidInput, match="has no line of"):
                 import_codex(wrong, store, dry_run=dry_run)
     assert store.stats().rows["events"] == 0
+
+
+(COMPACTED_ROLLOUT,) = (FIXTURES / "codex-compacted").rglob("rollout-*.jsonl")
+
+
+class TestCompactions:
+    """Codex compacted this session in the middle of a turn, and before the next one."""
+
+    def conversation(self, lines, tmp_path, *, first=()):
+        file = tmp_path / COMPACTED_ROLLOUT.name
+        with treering.open("memory:") as store:
+            for each in (first, lines):
+                if each:
+                    file.write_bytes(b"".join(each))
+                    import_codex(file, store)
+            os.utime(file, (LONG_AGO, LONG_AGO))
+            import_codex(file, store)
+            thread = store.thread(f"codex/{COMPACTED_ROLLOUT.stem[28:]}")
+            assert store.verify().ok
+            loaded = thread.load()
+            return loaded.messages, thread.load(view="compact").messages, loaded.compactions
+
+    def test_a_compaction_is_a_boundary_and_the_history_stays(self, tmp_path):
+        lines = COMPACTED_ROLLOUT.read_bytes().splitlines(keepends=True)
+        messages, view, (first, second) = self.conversation(lines, tmp_path)
+        others = [each for each in lines if b'"type": "compacted"' not in each]
+        assert encode(messages) == encode(self.conversation(others, tmp_path)[0])
+        assert [(each.since, each.upto, each.source) for each in (first, second)] == [
+            (0, 6, "codex"),
+            (6, 8, "codex"),
+        ]
+        # 1600 tokens at 1.25 $ a million, 30 at 10 $: the response with the summary
+        assert (first.model, first.usage, first.cost) == (
+            "gpt-5-codex",
+            {"input": 1600, "output": 30},
+            Decimal("0.0023"),
+        )
+        assert [each["content"] for each in view[:3]] == [PROMPT, second.messages[1]["content"], AGAIN]
+        assert view[1]["content"].endswith(COMPACTED)
+        assert view == [*second.messages, *messages[8:]]
+
+    def test_wherever_a_first_import_ended_the_compactions_are_the_same(self, tmp_path):
+        lines = COMPACTED_ROLLOUT.read_bytes().splitlines(keepends=True)
+        whole = self.conversation(lines, tmp_path)
+        for cut in range(5, len(lines), 7):
+            assert self.conversation(lines, tmp_path, first=lines[:cut]) == whole
+
+    @pytest.mark.parametrize(
+        "payload, expected",
+        [
+            ({"message": "So far."}, [{"role": "user", "content": "So far."}]),  # the first versions
+            (
+                {
+                    "message": "",
+                    "replacement_history": [
+                        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "P"}]},
+                        {"type": "compaction", "encrypted_content": "gAAA"},  # made by OpenAI's servers
+                    ],
+                },
+                [
+                    {"role": "user", "content": "P"},
+                    {
+                        "role": "assistant",
+                        "content": [{"type": "compaction", "encrypted_content": "gAAA"}],
+                    },
+                ],
+            ),
+            ({"message": None, "replacement_history": "?"}, None),
+        ],
+    )
+    def test_each_form_of_a_compaction_is_read(self, tmp_path, payload, expected):
+        lines = COMPACTED_ROLLOUT.read_bytes().splitlines(keepends=True)
+        kept = [each for each in lines if b'"type": "compacted"' not in each]
+        line = {"timestamp": "2026-11-21T00:00:00.000Z", "type": "compacted", "payload": payload}
+        messages, view, made = self.conversation([*kept, json.dumps(line).encode() + b"\n"], tmp_path)
+        assert [each.messages for each in made] == ([] if expected is None else [expected])
+        assert view == (messages if expected is None else expected)
+        assert [each.cost for each in made] == [None] * len(made)
+
+
+def test_ids_and_models_that_no_row_can_have_are_replaced(store, rollout, tmp_path):
+    lines = [json.loads(line) for line in ROLLOUT.read_text("utf-8").splitlines()]
+    for line in lines:
+        if line["type"] == "turn_context":
+            line["payload"]["model"] = "m" * 5_000
+        if line["payload"].get("type") == "task_started":
+            line["payload"]["turn_id"] = "turn\0one"
+    (tmp_path / ROLLOUT.name).write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    assert import_codex(rollout, store).bad == ()
+    assert [run.status for run in store.runs.each()][-1] == "ok"
+    assert import_codex(rollout, store).new == 0

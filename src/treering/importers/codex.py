@@ -7,13 +7,17 @@ A file has a line for each item of a response, and one with the tokens of the re
 tools have returned. The items of a response are combined into one message, which gets the tokens. Calls and
 outputs keep the ids that Codex gives them. All other lines are stored unchanged. The first versions of Codex
 wrote bare items, later ones wrap each in a line with a type and a time.
+
+When Codex compacts a conversation it writes what the model is given instead, and leaves the lines before that
+in the file. This becomes a compaction of the thread (see `treering.threads.compaction`). It costs what the
+response with the summary cost; the compactions that OpenAI's servers make are encrypted and have no cost.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -25,8 +29,9 @@ from treering.errors import NotFound
 from treering.importers.claude_code.turns import time_us
 from treering.importers.lines import RawLine, decode_object, raw_lines, refuse_bad
 from treering.importers.recording import SessionRecorder, span_label
-from treering.importers.sessions import ImportedSession, SessionImporter, SessionReader, Turn, title_of
+from treering.importers.sessions import ImportedSession, SessionImporter, SessionReader, title_of
 from treering.importers.streams import codex_usage
+from treering.threads.compaction import Summary
 
 if TYPE_CHECKING:
     from treering.core.batch import Usage
@@ -108,14 +113,22 @@ class _Response:
         """Whether the next item starts another response."""
         return self.usage is not None or self.has_results
 
+    def wrote(self, messages: list[dict[str, Any]]) -> bool:
+        """Return whether the last of these messages ends with its text, as that with a summary does."""
+        text = "".join(map(text_of, self.blocks)).strip()
+        return bool(text) and str(messages[-1]["content"]).strip().endswith(text)
+
 
 class _OpenRun:
     """A run whose items are being read."""
 
-    def __init__(self, run: Run, recorder: SessionRecorder, turn: str, began_us: int) -> None:
+    def __init__(
+        self, run: Run, recorder: SessionRecorder, turn: str, began_us: int, first_turn: int
+    ) -> None:
         self.run = run
         self.recorder = recorder
         self.turn = turn
+        self.first_turn = first_turn
         self.last_us = began_us
         self.status: str | None = None
         self.response: _Response | None = None
@@ -202,6 +215,8 @@ class CodexSession(SessionReader):
         is_written = item.type == "response_item" and self._read_response(item)
         if item.type in {"event_msg", "token_usage_record"}:
             self._read_event(item)
+        elif item.type == "compacted":
+            self._compact(item.payload, f"{self.session.thread}/line-{item.raw.number}", item.ts_us)
         if not is_written:
             self._store_line(item)
 
@@ -219,10 +234,26 @@ class CodexSession(SessionReader):
             self._write_response(open_run)
         id_ = f"{self.session.thread}/{turn}"
         run, recorder = self.start_run(id_, item.ts_us, {"project": self.project, **self._meta})
-        self._runs.append(_OpenRun(run, recorder, turn, item.ts_us))
+        self._runs.append(_OpenRun(run, recorder, turn, item.ts_us, len(self.turns)))
         parent = len(self.turns) - 1 if self.turns else None
         keep = self.turns[-1].length if self.turns else 0
-        self.turns.append(Turn(id=id_, began_us=item.ts_us, parent=parent, keep=keep, said=[]))
+        self.follow(parent, keep, id=id_, ts_us=item.ts_us)
+
+    def _compact(self, payload: Mapping[str, Any], id: str, ts_us: int) -> None:
+        """Read what the model is given instead of the conversation so far."""
+        given: Any = payload.get("replacement_history")
+        text = payload.get("message")
+        messages = said_in(cast("list[Any]", given)) if isinstance(given, list) else []
+        if not messages and text and isinstance(text, str):
+            messages = [{"role": "user", "content": text}]
+        if not self._runs or not messages:
+            return
+        response = self._runs[-1].response
+        made = Summary(messages=messages)
+        if response is not None and response.wrote(messages):
+            made = msgspec.structs.replace(made, model=self._model, usage=response.usage)
+        self._write_response(self._runs[-1])
+        self.compact(len(self.turns) - 1, self.turns[-1].length, made, id=id, ts_us=ts_us)
 
     def _read_event(self, item: RolloutItem) -> None:
         """Read an event: the tokens of a turn, or its end."""
@@ -352,7 +383,7 @@ class CodexSession(SessionReader):
             self._close(last)
             return
         self.is_over = False
-        self.turns.pop()
+        del self.turns[last.first_turn :]
 
     def _close(self, open_run: _OpenRun) -> None:
         open_run.recorder.finish(open_run.last_us)
@@ -393,6 +424,23 @@ def turn_of(item: RolloutItem) -> str | None:
     )
     turn = item.payload.get("turn_id") if begins else None
     return turn if isinstance(turn, str) else None
+
+
+def said_in(items: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return items of the Responses API as messages, without what the CLI writes on behalf of the user."""
+    said: list[dict[str, Any]] = []
+    for item in map(mapping, items):
+        kind, role = str(item.get("type")), item.get("role")
+        if kind == "message" and role != "assistant":
+            if role == "user" and not (text := text_of(item)).startswith(HARNESS):
+                said.append({"role": "user", "content": text})
+        elif kind in OUTPUTS:
+            said.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")})
+        elif item:
+            if not said or said[-1]["role"] != "assistant":
+                said.append({"role": "assistant", "content": []})
+            said[-1]["content"].append({name: each for name, each in item.items() if name != INTERNAL})
+    return said
 
 
 def tool_name(payload: Mapping[str, Any]) -> str:

@@ -77,7 +77,7 @@ class SessionRecorder:
         if id_ is not None and id_ in self._known:
             return
         (parent or self.run).message(
-            role, content, id=id_, ts_us=ts_us, model=model, usage=usage, metadata=metadata
+            role, content, id=id_, ts_us=ts_us, model=_model(model), usage=usage, metadata=metadata
         )
         self.messages += 1
 
@@ -88,7 +88,7 @@ class SessionRecorder:
         id_ = self._id(name)
         if id_ is not None and id_ in self._known:
             return
-        self.run.message("usage", None, id=id_, ts_us=ts_us, model=model, usage=usage)
+        self.run.message("usage", None, id=id_, ts_us=ts_us, model=_model(model), usage=usage)
 
     def open(
         self,
@@ -153,6 +153,10 @@ def valid_id(id: str) -> str:
         return check_id(id, "id")
     except InvalidInput:
         return f"id-{sha256(id.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+
+
+def _model(name: str | None) -> str | None:
+    return None if name is None else span_label(name)
 
 
 def span_label(label: Any) -> str:

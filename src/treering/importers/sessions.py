@@ -27,7 +27,9 @@ from treering.importers.lines import BadLines, RawLine
 from treering.importers.recording import BatchRecorder, SessionRecorder, valid_id
 from treering.importers.registry import FileReport, ImportReport, Spent, Tally
 from treering.runs.run import Run
-from treering.threads.checkpoint import PREFIX
+from treering.threads.checkpoint import MESSAGES, PREFIX
+from treering.threads.compaction import Compaction, Summary, compaction_of, stored_form
+from treering.threads.hooks import COMPACTIONS
 
 if TYPE_CHECKING:
     from treering.core.batch import Draft, Usage
@@ -56,7 +58,10 @@ class FilesStamp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Turn(msgspec.Struct, kw_only=True):
-    """One prompt and its answers, which become one checkpoint of the thread."""
+    """One prompt and its answers, which become one checkpoint of the thread.
+
+    A compaction divides a turn: it and the answers after it become the next checkpoint.
+    """
 
     id: str
     began_us: int
@@ -65,6 +70,9 @@ class Turn(msgspec.Struct, kw_only=True):
     """The index of the turn that it follows."""
     keep: int = 0
     """How many messages of that turn's conversation it continues from."""
+    compactions: tuple[Compaction, ...] = ()
+    """Those of the conversation, oldest first."""
+    note: str | None = None
 
     @property
     def length(self) -> int:
@@ -227,12 +235,12 @@ class SessionReader:
 
     def start_run(self, id: str, ts_us: int, meta: Mapping[str, Any]) -> tuple[Run, SessionRecorder]:
         """Start a run, unless it is stored already; return it and its recorder."""
-        session = self.session
-        run = session.run(id, agent=self.agent, meta={name: each for name, each in meta.items() if each})
-        if id not in session.known:
+        session, run_id = self.session, valid_id(id)
+        run = session.run(run_id, agent=self.agent, meta={name: each for name, each in meta.items() if each})
+        if run_id not in session.known:
             session.notes.at_us = ts_us
             run.start()
-        if not session.is_foreign(id):
+        if not session.is_foreign(run_id):
             session.tally.run(self.project, ts_us)
         usage = session.count_usage(self.project)
         return run, SessionRecorder(run, is_live=False, known=session.known.keys(), on_usage=usage)
@@ -242,6 +250,48 @@ class SessionReader:
         if run.id not in self.session.known:
             self.session.notes.at_us = ts_us
             run.end(status=status)
+
+    def follow(self, parent: int | None, keep: int, *, id: str, ts_us: int) -> Turn:
+        """Begin a turn that continues from the first ``keep`` messages of another one, and return it."""
+        compactions = () if parent is None else self.turns[parent].compactions
+        self.turns.append(
+            Turn(id=id, began_us=ts_us, parent=parent, keep=keep, said=[], compactions=compactions)
+        )
+        return self.turns[-1]
+
+    def compact(
+        self, parent: int, keep: int, made: Summary, *, id: str, ts_us: int, upto: int | None = None
+    ) -> bool:
+        """Begin a turn with a compaction of the conversation; return whether there is anything to compact.
+
+        It stands for the first ``upto`` messages, or for all.
+        """
+        compaction = compaction_of(
+            made,
+            self._conversation(parent, keep),
+            self.turns[parent].compactions,
+            upto=upto,
+            id=id,
+            source=self.session.tool,
+            now_us=ts_us,
+        )
+        if compaction is None:
+            return False
+        turn = self.follow(parent, keep, id=id, ts_us=ts_us)
+        turn.compactions += (compaction,)
+        turn.note = f"compact: {compaction.upto - compaction.keeps} of {keep} messages"
+        return True
+
+    def _conversation(self, turn: int, length: int) -> list[dict[str, Any]]:
+        """Return the first messages of the conversation after a turn."""
+        parts: list[list[dict[str, Any]]] = []
+        at: int | None = turn
+        while at is not None:
+            each = self.turns[at]
+            parts.append(each.said[: max(length - each.keep, 0)])
+            length = min(length, each.keep)
+            at = each.parent
+        return [message for part in reversed(parts) for message in part]
 
     def count_lines(self, rows: Sequence[str]) -> None:
         """Count the lines, given the id of each line's row."""
@@ -399,10 +449,10 @@ class ImportedSession:
                     parent=None if parent is None else ids[parent],
                     step=steps[-1],
                     created_at_us=turn.began_us,
-                    lists={"messages": ImportedList(keep=turn.keep, add=turn.said)},
+                    lists=_lists(turn, () if parent is None else turns[parent].compactions),
                     state=state,
                     metadata={_IMPORTER: self.tool},
-                    note=_title(turn.said),
+                    note=turn.note or _title(turn.said),
                     tags=(self.tool,),
                 )
             )
@@ -411,6 +461,15 @@ class ImportedSession:
         """Return the head of the thread, if an import made it: its turn may have grown since."""
         head = self.store.thread(self.thread).head
         return [head.id] if head is not None and head.metadata.get(_IMPORTER) == self.tool else []
+
+
+def _lists(turn: Turn, before: Sequence[Compaction]) -> dict[str, ImportedList]:
+    """Return the lists of a turn's checkpoint; ``before`` are the compactions of the turn that it follows."""
+    lists = {MESSAGES: ImportedList(keep=turn.keep, add=turn.said)}
+    if turn.compactions:
+        new = [stored_form(each) for each in turn.compactions[len(before) :]]
+        lists[COMPACTIONS] = ImportedList(keep=len(before), add=new)
+    return lists
 
 
 def stat_files(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -59,6 +59,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """What stands for the messages before a boundary, and what it cost to make.
 
     ``text`` becomes a message of the user; ``messages`` are messages in the format of the conversation.
+    ``tokens`` are those before and after, if whoever made it counted them; otherwise they are counted here.
     """
 
     text: str = ""
@@ -66,6 +67,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     usage: Mapping[str, Any] | Usage | None = None
     cost: Decimal | float | str | None = None
+    tokens: tuple[int | None, int | None] = (None, None)
 
 
 class Compaction(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,26 +158,71 @@ def new_compaction(
         )
     replaced = list(messages[keeps:end]) if before is None else [*before.messages, *messages[since:end]]
     made = _summary(_call(summary, replaced) if callable(summary) else summary)
+    made = msgspec.structs.replace(
+        made,
+        model=made.model or given.model,
+        usage=made.usage or given.usage,
+        cost=given.cost if made.cost is None else made.cost,
+    )
+    return _compaction(made, messages, keeps=keeps, since=since, end=end, now_us=now_us, tokenizer=tokenizer)
+
+
+def compaction_of(
+    made: Summary,
+    messages: Sequence[Any],
+    earlier: Sequence[Compaction],
+    *,
+    id: str,
+    source: str,
+    now_us: int,
+    upto: int | None = None,
+) -> Compaction | None:
+    """Return the boundary that another tool drew through a conversation, for its first ``upto`` messages (or
+    all); ``None`` if they are none.
+
+    It gets the id that the tool gave it, so that an import can be repeated. The summary may say how many
+    tokens there were before and after.
+    """
+    end = boundary(messages, keep_last=None, upto=len(messages) if upto is None else upto)
+    keeps = leading_instructions(messages)
+    if end <= keeps:
+        return None
+    since = min(earlier[-1].upto, end) if earlier else 0
+    return _compaction(made, messages, keeps=keeps, since=since, end=end, now_us=now_us, id=id, source=source)
+
+
+def _compaction(
+    made: Summary,
+    messages: Sequence[Any],
+    *,
+    keeps: int,
+    since: int,
+    end: int,
+    now_us: int,
+    tokenizer: Tokenizer = None,
+    id: str | None = None,
+    source: str = "treering",
+) -> Compaction:
     stand_in = list(made.messages) or [{"role": "user", "content": _SUMMARY.format(made.text)}]
     counter = TokenCounter(tokenizer)
-    model = made.model or given.model
-    usage = usage_of(made.usage or given.usage)
-    amount = given.cost if made.cost is None else made.cost
-    cost = None if amount is None else to_cost(amount)
+    usage = usage_of(made.usage)
+    cost = None if made.cost is None else to_cost(made.cost)
     currency = None if cost is None else CURRENCY
-    if usage is not None and model is not None:
-        cost, currency = price_call({}, model, usage, now_us, cost, currency)
+    if usage is not None and made.model is not None:
+        cost, currency = price_call({}, made.model, usage, now_us, cost, currency)
+    before, after = made.tokens
     return Compaction(
-        id=new_id(),
+        id=id or new_id(),
         upto=end,
         messages=stand_in,
         created_at=to_iso(now_us),
         keeps=keeps,
         since=since,
-        tokens_before=counter.count(messages[keeps:end]),
-        tokens_after=counter.count(stand_in),
+        source=source,
+        tokens_before=counter.count(messages[keeps:end]) if before is None else before,
+        tokens_after=counter.count(stand_in) if after is None else after,
         is_exact=counter.is_exact,
-        model=model,
+        model=made.model,
         usage={} if usage is None else _counts(usage),
         cost=None if cost is None else from_nanos(cost),
         currency=currency,

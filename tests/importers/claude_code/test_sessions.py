@@ -13,12 +13,15 @@ import claude_agent_sdk
 import pytest
 
 import treering
-from tests.importers.clis import AGAIN, FIXTURES, PROMPT, drive_claude
+from tests.importers.clis import AGAIN, COMPACTED, FIXTURES, PROMPT, drive_claude
 from tests.importers.portraits import portrait
 from treering.core.batch import Usage
+from treering.core.encoding import encode
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound
 from treering.importers.claude_code.sessions import import_claude_code
+from treering.importers.jsonl_export import export_jsonl
+from treering.importers.jsonl_import import import_jsonl
 from treering.importers.streams import record_stream
 
 PROJECTS = FIXTURES / "claude-code" / "projects"
@@ -390,3 +393,91 @@ def test_a_file_of_another_tool_among_others_is_left_out(store, main):
     assert "1 have no line of claude-code" in {each.note for each in report.files}
     assert report.unknown == {}
     assert store.thread("claude-code/theirs").get() is None
+
+
+COMPACTED_PROJECTS = FIXTURES / "claude-code-compacted" / "projects"
+(COMPACTED_MAIN,) = COMPACTED_PROJECTS.rglob("*.jsonl")
+
+
+class TestCompactions:
+    """Claude Code compacted this session in the middle of a turn, and when it was told to."""
+
+    def conversation(self, lines, tmp_path, *, first=()):
+        """What the session becomes if it has these lines, and an import has seen others before."""
+        file = tmp_path / "project" / COMPACTED_MAIN.name
+        file.parent.mkdir(exist_ok=True)
+        with treering.open("memory:") as store:
+            for each in (first, lines):
+                if each:
+                    file.write_bytes(b"".join(each))
+                    import_claude_code(file, store)
+            os.utime(file, (LONG_AGO, LONG_AGO))
+            import_claude_code(file, store)
+            thread = store.thread(f"claude-code/{COMPACTED_MAIN.stem}")
+            made = thread.load().compactions
+            notes = [each.note for each in thread.history()]
+            assert store.verify().ok
+            return thread.load().messages, thread.load(view="compact").messages, made, notes
+
+    def test_a_compaction_is_a_boundary_and_the_history_stays(self, tmp_path):
+        lines = lines_of(COMPACTED_MAIN)
+        messages, view, (first, second), notes = self.conversation(lines, tmp_path)
+        others = [each for each in lines if b"compact_boundary" not in each and b"isCompactSum" not in each]
+        assert encode(messages) == encode(self.conversation(others, tmp_path)[0])
+        assert [(each.since, each.upto, each.source) for each in (first, second)] == [
+            (0, 3, "claude-code"),  # all of the turn so far
+            (3, 5, "claude-code"),  # all but the answer that the model still saw
+        ]
+        assert (first.tokens_before, first.tokens_after) == (186_054, 2_587)
+        assert first.text.endswith(COMPACTED)
+        assert view == [*second.messages, *messages[5:]]
+        assert [note for note in notes if note.startswith("compact:")] == [
+            "compact: 5 of 6 messages",
+            "compact: 3 of 3 messages",
+        ]
+
+    def test_wherever_a_first_import_ended_the_compactions_are_the_same(self, tmp_path):
+        lines = lines_of(COMPACTED_MAIN)
+        whole = self.conversation(lines, tmp_path)
+        for cut in range(5, len(lines), 9):
+            assert self.conversation(lines, tmp_path, first=lines[:cut])[:3] == whole[:3]
+
+    def test_they_are_exported_and_imported_again(self, tmp_path, store):
+        thread = f"claude-code/{COMPACTED_MAIN.stem}"
+        import_claude_code(COMPACTED_PROJECTS, store, is_over=True)
+        with (tmp_path / "out.jsonl").open("wb") as file:
+            export_jsonl(store, store.threads(), file.write)
+        with treering.open("memory:") as other:
+            import_jsonl(tmp_path / "out.jsonl", other)
+            assert other.thread(thread).load().compactions == store.thread(thread).load().compactions
+            assert len(other.thread(thread).load().compactions) == 2
+
+    def test_older_versions_write_no_boundary(self, tmp_path):
+        lines = [each for each in lines_of(COMPACTED_MAIN) if b"compact_boundary" not in each]
+        _, view, made, _ = self.conversation(lines, tmp_path)
+        assert [(each.since, each.upto) for each in made] == [(0, 3), (3, 6)]
+        assert view[0] == made[-1].messages[0]
+
+    def test_a_summary_of_nothing_that_is_here_is_a_message(self, tmp_path):
+        lines = lines_of(COMPACTED_MAIN)
+        start = max(at for at, line in enumerate(lines) if b"compact_boundary" in line)
+        messages, view, made, _ = self.conversation(lines[start:], tmp_path)
+        assert (made, view) == ([], messages)
+        assert messages[0]["content"].endswith(COMPACTED)
+
+    def test_a_prompt_from_before_a_boundary_sees_what_was_there(self, tmp_path):
+        lines = lines_of(COMPACTED_MAIN)
+        read = [json.loads(line) for line in lines]
+        (answer,) = [each["uuid"] for each in read if "It is done." in json.dumps(each.get("message"))]
+        back = {
+            "type": "user",
+            "uuid": "99999999-2222-4333-8444-555555555555",
+            "parentUuid": answer,
+            "timestamp": "2026-11-21T00:00:00.000Z",
+            "message": {"role": "user", "content": "Or rather not."},
+        }
+        more = [*lines, json.dumps(back).encode() + b"\n"]
+        messages, view, made, _ = self.conversation(more, tmp_path)
+        assert [each.upto for each in made] == [3]
+        assert view == [*made[0].messages, *messages[3:]]
+        assert messages[-1]["content"] == "Or rather not."

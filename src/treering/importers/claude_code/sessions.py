@@ -7,6 +7,10 @@ of that day.
 A run ends when the next prompt begins, when the model's answer is final, or when nothing was written for a
 while; an unfinished one waits for the next import. A prompt that continues from an earlier line was asked
 after going back, so its checkpoint branches off there.
+
+When Claude Code compacts a conversation it writes a boundary, then the summary, and leaves the lines before
+them in the file; the boundary names the last lines that the model still sees. The summary becomes a
+compaction of the thread (see `treering.threads.compaction`), which stands for the messages before those.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from treering.errors import NotFound
 from treering.importers.claude_code.turns import (
     CONVERSATION,
     MAIN,
+    MAX_TOKENS,
     SYNTHETIC,
     ClaudeLine,
     ClaudeTurn,
@@ -31,7 +36,8 @@ from treering.importers.claude_code.turns import (
 )
 from treering.importers.lines import RawLine, decode_object, raw_lines, refuse_bad
 from treering.importers.recording import span_label
-from treering.importers.sessions import ImportedSession, SessionImporter, SessionReader, Turn, title_of
+from treering.importers.sessions import ImportedSession, SessionImporter, SessionReader, title_of
+from treering.threads.compaction import Summary
 
 if TYPE_CHECKING:
     from treering.importers.registry import ImportReport, Progress
@@ -114,10 +120,11 @@ class SessionFiles(msgspec.Struct, frozen=True, kw_only=True):
 class _OpenRun:
     """A run whose lines are being read."""
 
-    def __init__(self, run: Run, turn: ClaudeTurn, began_us: int) -> None:
+    def __init__(self, run: Run, turn: ClaudeTurn, began_us: int, first_turn: int) -> None:
         self.run = run
         self.turn = turn
         self.began_us = began_us
+        self.first_turn = first_turn
         self.status = "ok"
 
 
@@ -141,6 +148,9 @@ class ClaudeSession(SessionReader):
         self._title = ""
         self._answers: dict[str, dict[str, Any]] = {}
         self._places: dict[str, tuple[int, int]] = {}
+        self._starts: dict[str, int] = {}
+        self._answer_starts: dict[str, int] = {}
+        self._boundary: ClaudeLine | None = None
         self._roots: dict[str, str] = {}
         self._tasks: dict[str, str] = {}
         self._spawned: dict[str, str] = {}
@@ -214,6 +224,7 @@ class ClaudeSession(SessionReader):
             return  # the line was written twice
         if not _is_message(read):
             self._store_line(line)
+            self._boundary = read if read.is_boundary else self._boundary
         elif read.is_sidechain:
             self._read_sidechain_line(line)
         else:
@@ -222,7 +233,8 @@ class ClaudeSession(SessionReader):
             open_run = self._runs[-1]
             open_run.turn.take(read, ts_us=line.ts_us)
             self._note(open_run, line)
-            self._add_message(line)
+            if not (read.is_summary and self._compact(line)):
+                self._add_message(line)
         if read.uuid is not None and self.turns:
             self._places[read.uuid] = len(self.turns) - 1, self.turns[-1].length
 
@@ -234,9 +246,9 @@ class ClaudeSession(SessionReader):
             meta["prompt"] = title_of(prompt)
             self._title = self._title or title_of(prompt)
         run, recorder = self.start_run(id_, line.ts_us, meta)
-        self._runs.append(_OpenRun(run, ClaudeTurn(recorder), line.ts_us))
+        self._runs.append(_OpenRun(run, ClaudeTurn(recorder), line.ts_us, len(self.turns)))
         parent, keep = self._parent(line)
-        self.turns.append(Turn(id=id_, began_us=line.ts_us, parent=parent, keep=keep, said=[]))
+        self.follow(parent, keep, id=id_, ts_us=line.ts_us)
 
     def _parent(self, line: SessionLine) -> tuple[int | None, int]:
         """Return the turn that a prompt follows, and how many messages of its conversation."""
@@ -244,6 +256,27 @@ class ClaudeSession(SessionReader):
             return None, 0
         last = len(self.turns) - 1, self.turns[-1].length
         return self._places.get(line.read.parent_uuid or "", last)
+
+    def _compact(self, line: SessionLine) -> bool:
+        """Read a summary as a compaction; return whether there is anything that it stands for."""
+        boundary, self._boundary = self._boundary, None
+        about = _mapping(None if boundary is None else boundary.compaction)
+        last = len(self.turns) - 1, self.turns[-1].length
+        parent, keep = self._places.get(boundary.logical_parent or "", last) if boundary is not None else last
+        given: Any = _mapping(about.get("preservedMessages")).get("uuids")
+        head: Any = _mapping(about.get("preservedSegment")).get("headUuid")
+        kept = cast("list[Any]", given) if isinstance(given, list) else [head]
+        starts = [self._starts[each] for each in kept if isinstance(each, str) and each in self._starts]
+        content = line.read.message.content if line.read.message is not None else None
+        tokens = _tokens(about.get("preTokens")), _tokens(about.get("postTokens"))
+        return self.compact(
+            parent,
+            keep,
+            Summary(messages=[{"role": "user", "content": content}], tokens=tokens),
+            id=_run_id(line),
+            ts_us=line.ts_us,
+            upto=min([*starts, keep]),
+        )
 
     def _note(self, open_run: _OpenRun, line: SessionLine) -> None:
         """Take note of what a line says about other lines: calls, subagents, the status of the run."""
@@ -269,9 +302,12 @@ class ClaudeSession(SessionReader):
         if message is None:
             return
         turn = self.turns[-1]
+        if line.read.uuid is not None:
+            self._starts[line.read.uuid] = self._answer_starts.get(line.id, turn.length)
         if line.read.type == "user":
             turn.said.append({"role": "user", "content": message.content})
             return
+        self._answer_starts.setdefault(line.id, turn.length)
         known = self._answers.get(line.id)
         if known is None:
             known = self._answers[line.id] = {"role": "assistant", "content": []}
@@ -345,7 +381,7 @@ class ClaudeSession(SessionReader):
             return
         self.is_over = False
         self._waiting.update(last.turn.flush(unfinished=False))
-        self.turns.pop()
+        del self.turns[last.first_turn :]
 
     def _close(self, open_run: _OpenRun) -> None:
         open_run.turn.finish()
@@ -365,6 +401,14 @@ def _is_prompt(line: ClaudeLine) -> bool:
 
 def _run_id(line: SessionLine) -> str:
     return f"claude-{line.read.uuid or line.id}"
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _tokens(value: Any) -> int | None:
+    return value if type(value) is int and 0 < value < MAX_TOKENS else None
 
 
 def _text(line: ClaudeLine) -> str:

@@ -240,6 +240,8 @@ class ClaudeLine(msgspec.Struct, frozen=True, kw_only=True):
     is_sidechain: bool | None = msgspec.field(name="isSidechain", default=None)
     is_meta: bool | None = msgspec.field(name="isMeta", default=None)
     is_summary: bool | None = msgspec.field(name="isCompactSummary", default=None)
+    logical_parent: str | None = msgspec.field(name="logicalParentUuid", default=None)
+    compaction: Any = msgspec.field(name="compactMetadata", default=None)
     agent_id: str | None = msgspec.field(name="agentId", default=None)
     stream_agent_id: str | None = msgspec.field(name="agent_id", default=None)
     parent_tool: str | None = msgspec.field(name="parent_tool_use_id", default=None)
@@ -273,6 +275,11 @@ class ClaudeLine(msgspec.Struct, frozen=True, kw_only=True):
             and bool(self.blocks)
             and not self.results
         )
+
+    @property
+    def is_boundary(self) -> bool:
+        """Whether the conversation before it was compacted; the line after it has the summary."""
+        return self.type == "system" and self.subtype == "compact_boundary"
 
 
 _DECODER: Final = msgspec.json.Decoder(ClaudeLine)
