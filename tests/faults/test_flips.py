@@ -29,7 +29,7 @@ from treering.core.query import EventQuery, ListQuery, SearchQuery, SumQuery
 from treering.core.records import Problem
 from treering.core.unreadable import collecting
 from treering.engines.sql.schema import SQLITE_FILE
-from treering.errors import TreeringError
+from treering.errors import Corrupt, TreeringError
 from treering.testing import batches
 
 SPACE = "default"
@@ -284,6 +284,19 @@ def flipped_in_the_log(killed: Path, folder: Path, per_table: int, seed: int) ->
 
 def test_a_changed_column_of_the_commit_log_is_noticed(killed, tmp_path):
     assert flipped_in_the_log(killed, tmp_path, per_table=4, seed=1) == []
+
+
+@pytest.mark.parametrize("slot", range(4))
+def test_no_slot_of_the_commit_log_can_be_hidden(killed, tmp_path, slot):
+    """By a number that says it was flushed: readers look at the first slot, so the others went with it."""
+    folder = shutil.copytree(killed, tmp_path / "store")
+    with closing(sqlite3.connect(folder / SQLITE_FILE, isolation_level=None)) as connection:
+        changed = connection.execute(
+            "UPDATE fresh SET no = 1 WHERE slot = ? AND no > (SELECT max(no) FROM commits)", (slot,)
+        )
+        assert changed.rowcount == 1
+    with pytest.raises(Corrupt, match="acknowledged commits are missing"):
+        treering.open(folder)
 
 
 def test_a_changed_search_index_hides_hits_at_most_and_reindex_mends_it(master, before, tmp_path):

@@ -19,6 +19,7 @@ copy and in a backup. It holds no sequence numbers: what seals a commit adds the
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal
 from zlib import crc32
@@ -76,11 +77,19 @@ def content_form(content: Content | Address) -> str:
     return content if isinstance(content, str) else f"{content.kind}:{content.name}"
 
 
+def item_form(item: Content | Address) -> bytes:
+    """Return a list item in canonical form: what it is, its length, and its bytes."""
+    if isinstance(item, str):
+        data = item.encode()
+        return b"address %d\n%b" % (len(data), data)
+    return b"%b %d\n%b" % (item.kind.encode(), len(item.data), item.data)
+
+
 def items_hash(items: Iterable[Content | Address]) -> bytes:
     """Return the hash of a run of list items."""
     digest = sha256()
     for item in items:
-        digest.update(content_form(item).encode() + b"\n")
+        digest.update(item_form(item))
     return digest.digest()
 
 
@@ -116,7 +125,7 @@ def text_form(text: Text) -> bytes:
 
 def leaf(kind: LeafKind, salt: bytes, form: bytes) -> bytes:
     """Return the commitment to a row: 32 bytes that say nothing about it without the salt."""
-    return sha256(b"\x00" + kind.encode() + b"\n" + salt + form).digest()
+    return sha256(b"\x00%b\n%b%b" % (kind.encode(), salt, form)).digest()
 
 
 def batch_leaf(batch: str) -> bytes:
@@ -124,6 +133,7 @@ def batch_leaf(batch: str) -> bytes:
     return leaf("batch", b"", batch.encode())
 
 
+@lru_cache(maxsize=1024)
 def list_tag(list_id: str, salt: bytes) -> bytes:
     """Return what tells the appends to one list from those to others, but not to which one."""
     return sha256(b"\x02" + salt + list_id.encode()).digest()[:8]
@@ -179,26 +189,19 @@ class CommitLeaves(msgspec.Struct, frozen=True, array_like=True):
     refs: tuple[bytes, ...] = ()
     texts: tuple[bytes, ...] = ()
 
-    def roots(self, events_root: bytes) -> tuple[bytes, ...]:
-        """Return the root of each kind, in the order of the digest."""
-        return (
+    def digest(self, batch: str, events_root: bytes) -> bytes:
+        """Return the digest of the commit, over its batch id and the count and root of each kind."""
+        counts = (self.events, len(self.bodies), len(self.appends), len(self.refs), len(self.texts))
+        parts = (
+            b"treering commit 1 %d %d %d %d %d\n" % counts,
+            batch_leaf(batch),
             events_root,
             merkle_root(self.bodies),
             merkle_root([each.leaf for each in self.appends]),
             merkle_root(self.refs),
             merkle_root(self.texts),
         )
-
-    def digest(self, batch: str, events_root: bytes) -> bytes:
-        """Return the digest of the commit."""
-        counts = (self.events, len(self.bodies), len(self.appends), len(self.refs), len(self.texts))
-        return commit_digest(batch_leaf(batch), counts, self.roots(events_root))
-
-
-def commit_digest(batch: bytes, counts: Sequence[int], roots: Sequence[bytes]) -> bytes:
-    """Return the digest of a commit from the leaf of its batch id, and the count and root of each kind."""
-    head = f"treering commit 1 {' '.join(map(str, counts))}\n".encode()
-    return sha256(head + batch + b"".join(roots)).digest()
+        return sha256(b"".join(parts)).digest()
 
 
 _encode_leaves = msgspec.msgpack.Encoder().encode

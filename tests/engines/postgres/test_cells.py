@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import psycopg
 import pytest
 
 import treering
-from treering.core.content import Content
+from treering.blobs.folder import FolderBlobs
+from treering.core.batch import Draft
+from treering.core.content import Content, object_address
 from treering.core.failpoints import Injected
 from treering.core.query import EventQuery, each_record
 from treering.engines import cells
 from treering.engines.postgres.move import COPIED, SWITCHED
 from treering.engines.sql.rows import space_number
-from treering.errors import Conflict, InvalidInput, NotFound, Unsupported
+from treering.errors import Conflict, InvalidInput, NotFound, TreeringError, Unsupported
+from treering.testing import batches
 from treering.testing.failpoints import armed
 from treering.testing.portrait import portrait
 
@@ -90,6 +95,36 @@ def test_a_moved_project_is_the_same_and_the_others_stay(urls):
         assert again.verify().ok
         fill(again)
         assert (rows_at(cell, "acme"), again.cells()["acme"].url) == (0, "")
+
+
+def test_packs_of_a_moved_project_outlive_every_gc_of_the_place_it_left(urls, tmp_path):
+    """They stay where they are, and the rows that name them are in another database."""
+    home, cell, _ = urls
+    blobs = FolderBlobs(tmp_path)
+    with (
+        treering.open(home, namespace="acme", blobs=blobs) as acme,
+        treering.open(home, namespace="globex", blobs=blobs) as globex,
+    ):
+        for store in (acme, globex):
+            draft = Draft(store.space)
+            names = store.engine.stage(store.space, [batches.noise(700_000, n) for n in range(2)])
+            draft.require(*names)
+            draft.set_ref("large", b"", scope="s", links=tuple(map(object_address, names)))
+            store.engine.commit(draft.batch())
+        packs = sorted(tmp_path.rglob("*.pack"))
+        assert len(packs) == 2
+        for url in (cell, None):
+            acme.move_project(url)
+            for pack in packs:
+                os.utime(pack, (1, 1))
+            globex.gc()
+            acme.gc()
+            sweep = acme.engine.home.sweep if url else acme.engine.engine_at(cell).sweep
+            with suppress(TreeringError):  # by a process that does not know of the move yet
+                sweep("acme", grace_seconds=0)
+            assert sorted(tmp_path.rglob("*.pack")) == packs
+            assert acme.verify().ok
+            assert globex.verify().ok
 
 
 def test_nothing_is_lost_or_stale_while_a_project_moves_between_three_servers(urls):

@@ -201,7 +201,7 @@ def test_a_staging_that_fails_leaves_no_row_and_can_be_repeated(database, object
     names = objects.stage(database, SPACE, LARGE)
     assert objects.load(database, SPACE, names) == by_name(LARGE)
     age_everything(tmp_path)
-    left = objects.orphans(database, older_than_seconds=3600)
+    left = objects.orphans(database, SPACE, older_than_seconds=3600)
     assert len(left) == len(files(tmp_path)) - 1
 
 
@@ -360,7 +360,7 @@ def test_a_rewrite_that_dies_anywhere_loses_nothing_and_is_finished_later(databa
     for no, _ in packs(database):
         objects.rewrite(database, SPACE, no, {names[0]})
     age_everything(tmp_path)
-    objects.delete_orphans(objects.orphans(database, older_than_seconds=3600))
+    objects.delete_orphans(objects.orphans(database, SPACE, older_than_seconds=3600))
     (file,) = files(tmp_path)
     assert {entry.name for entry in _entries(file)} == set(names[1:])
     assert objects.load(database, SPACE, names) == by_name(LARGE[1:])
@@ -392,10 +392,11 @@ def test_orphans_are_old_files_that_no_row_knows(database, objects, blobs, tmp_p
     objects.stage(database, SPACE, LARGE)
     blobs.put("objects/store/one/ab/abc.pack", b"left behind")
     blobs.put("objects/other-store/one/ab/abd.pack", b"of another store")
+    blobs.put("objects/store/two/ab/abf.pack", b"of another space, which may have moved to another database")
     blobs.put("packs/ab/abe.pack", b"of a workspace")
     age_everything(tmp_path)
     blobs.put("objects/store/one/ab/young.pack", b"still being written")
-    assert objects.orphans(database, older_than_seconds=3600) == ["objects/store/one/ab/abc.pack"]
+    assert objects.orphans(database, SPACE, older_than_seconds=3600) == ["objects/store/one/ab/abc.pack"]
 
 
 def _entries(file: Path):

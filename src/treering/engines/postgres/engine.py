@@ -34,6 +34,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -46,6 +47,7 @@ from treering.core.engine import Caps
 from treering.core.failpoints import hit
 from treering.core.ids import new_id
 from treering.core.query import SearchQuery
+from treering.core.records import Problem
 from treering.core.storage import Blobs
 from treering.core.text import folded, stem, words
 from treering.engines.postgres.connection import RECONNECT_SECONDS, PostgresDatabase, PostgresUrl
@@ -55,7 +57,7 @@ from treering.engines.sql import schema
 from treering.engines.sql.commit.decide import EXPECT_OTHERS, AcceptedBatch, decide_all, read_state
 from treering.engines.sql.commit.write import merge_dependencies, write_group
 from treering.engines.sql.engine import BEFORE_COMMIT, SqlEngine, outcome_of
-from treering.engines.sql.objects import Objects
+from treering.engines.sql.objects import Objects, has_left
 from treering.engines.sql.rows import decode_phrases, space_number
 from treering.engines.sql.search import TextIndex
 from treering.engines.sql.session import Session
@@ -65,7 +67,7 @@ if TYPE_CHECKING:
     from psycopg import Connection
 
     from treering.core.query import EventQuery
-    from treering.core.records import Page
+    from treering.core.records import Checked, Page
     from treering.engines.sql.commit.decide import CommitState
     from treering.engines.sql.commit.write import EncodedBatch
     from treering.engines.sql.engine import Outcome
@@ -73,9 +75,6 @@ if TYPE_CHECKING:
 
 OLDEST_SERVER: Final = 12
 """The oldest PostgreSQL that the SQL is written for; the tests run on 18."""
-
-
-_HAS_LEFT: Final = "SELECT scopes_dropped < 0 FROM space WHERE no = ?"
 
 
 class PostgresEngine(SqlEngine):
@@ -88,6 +87,7 @@ class PostgresEngine(SqlEngine):
         self._durable: dict[str, int] = {}
         """The highest sequence number of each space that is known to be durable."""
         self._url = url
+        self._blobs = blobs
         self._announcer = Announcer(database)
         self._follower = Follower(database)
 
@@ -113,7 +113,7 @@ class PostgresEngine(SqlEngine):
     def has_left(self, space: str) -> bool:
         """Whether a space has moved to another database (`engines.cells`)."""
         with self._postgres.single_query() as session:
-            return (True,) in session.rows(_HAS_LEFT, (space_number(space),))
+            return has_left(session, space_number(space))
 
     def _write_space(self, space: int, group: list[EncodedBatch]) -> list[Outcome]:
         """Commit a group: decided from the cache, from a snapshot, or from what was read under the lock.
@@ -228,6 +228,27 @@ class PostgresEngine(SqlEngine):
         self._require_durable(space, last_seq)
         return last_seq
 
+    def check(
+        self, space: str, *, read_content: bool = True, since: int = 0, processes: int = 1
+    ) -> Iterator[Problem | Checked]:
+        """Verify everything, or what was committed behind a number, and the id of the store."""
+        rows = super().check(space, read_content=read_content, since=since, processes=processes)
+        return chain(self._check_id(), rows)
+
+    def _check_id(self) -> Iterator[Problem]:
+        """Compare the id of the store, which is in no commit, with what its blob store says."""
+        if self._blobs is None:
+            return  # then it names nothing
+        with self._postgres.connected() as connection:
+            known = self._blobs.read(_marker_name(connection))
+            info = schema.read_info(cast("schema.Connection", connection), "postgresql")
+        if info is None or known is None:
+            return
+        if not known.data.startswith(f"store {info.store_id} ".encode()):
+            said = known.data.decode(errors="replace").strip()
+            detail = f"it is {info.store_id!r}, but {self._blobs.url} holds packs of {said}"
+            yield Problem(kind="corrupt", where="the id of the store", detail=detail)
+
     def snapshot_to(self, folder: Path) -> None:
         """Not supported: see `caps`."""
         raise Unsupported(
@@ -256,8 +277,22 @@ def open_postgres(
     the dictionary of a new store (see `engines.sql.rows`).
     """
     address = PostgresUrl(url)
-    where = address.where
     database = PostgresDatabase(address, clock=None if isinstance(clock, SystemClock) else clock)
+    try:
+        return _open(database, address, url, blobs, phrases)
+    except BaseException:
+        database.close()
+        raise
+
+
+def _open(
+    database: PostgresDatabase,
+    address: PostgresUrl,
+    url: str,
+    blobs: Blobs | None,
+    phrases: Callable[[], Sequence[str]],
+) -> PostgresEngine:
+    where = address.where
     with database.connected(keep=True) as connection:
         version = connection.info.server_version // 10000
         if version < OLDEST_SERVER:

@@ -25,9 +25,9 @@ from treering.core.digests import (
     CommitLeaves,
     append_form,
     body_form,
-    content_form,
     decode_leaves,
     event_form,
+    item_form,
     leaf,
     list_tag,
     merkle_root,
@@ -413,7 +413,7 @@ class ListCheck:
         """Take the next item."""
         if position != self._position or self._next == len(self._appends):
             return  # reported with the list, or by the number of appends
-        self._digest.update(content_form(item).encode() + b"\n")
+        self._digest.update(item_form(item))
         self._position += 1
         at, count, expected = self._appends[self._next]
         if self._position == at + count:

@@ -292,18 +292,12 @@ def insert_pack_row(session: Session, space: int, folder: str, pack: Pack, *, no
     return no
 
 
-def store_folder(database: Database) -> str:
-    """Return the folder of this store's packs, which is unique: two stores may share a bucket."""
+def pack_folder(database: Database, space: int) -> str:
+    """Return the folder for a space's packs, unique for each store and space: stores may share a bucket."""
     with database.reading() as session:
         ((store,),) = session.rows("SELECT value FROM meta WHERE key = 'store_id'")
-    return f"objects/{store}"
-
-
-def pack_folder(database: Database, space: int) -> str:
-    """Return the folder of a space's packs, unique for each space."""
-    with database.reading() as session:
         ((name,),) = session.rows("SELECT name FROM space WHERE no = ?", (space,))
-    return f"{store_folder(database)}/{name}"
+    return f"objects/{store}/{name}"
 
 
 def blob_name(folder: str, pack: Pack) -> str:
@@ -425,22 +419,24 @@ def delete_empty(database: Database, blobs: Blobs | None, space: int) -> int:
     while True:
         with database.reading() as session:
             rows = session.rows(_EMPTY, (space, _PAGE))
-        if not rows or blobs is None:
+            is_gone = has_left(session, space)
+        if not rows or blobs is None or is_gone:
             return freed
         _delete(database, blobs, space, [(no, name) for no, name, _ in rows])
         freed += sum(size for _, _, size in rows)
 
 
-def orphans(database: Database, blobs: Blobs | None, *, older_than_seconds: float) -> list[str]:
-    """Return pack files of this store without a row.
+def orphans(database: Database, blobs: Blobs | None, space: int, *, older_than_seconds: float) -> list[str]:
+    """Return pack files in the folder of a space without a row.
 
     While writers run, the age must exceed `LINGER_SECONDS`: a newer file may belong to a writer that is about
-    to insert its rows.
+    to insert its rows. Folders of other spaces are not looked at: a space that moved to another database has
+    its rows there, and its packs here.
     """
     if blobs is None:
         return []
     before_us = database.now_us() - round(older_than_seconds * 1_000_000)
-    folder = store_folder(database)
+    folder = pack_folder(database, space)
     files: list[str] = []
     after: str | None = None
     while True:
@@ -453,7 +449,14 @@ def orphans(database: Database, blobs: Blobs | None, *, older_than_seconds: floa
     # part, which is unique: a file system may be case-insensitive.
     with database.reading() as session:
         known = {_last_part(name) for (name,) in session.rows("SELECT name FROM pack")}
+        if has_left(session, space):
+            return []
     return [name for name in files if name.endswith(PACK_SUFFIX) and _last_part(name) not in known]
+
+
+def has_left(session: Session, space: int) -> bool:
+    """Whether a space moved to another database (`engines.cells`). Ask after its rows were read."""
+    return (True,) in session.rows("SELECT scopes_dropped < 0 FROM space WHERE no = ?", (space,))
 
 
 def names_in(blobs: Blobs, name: str, size: int) -> set[str]:
@@ -679,9 +682,9 @@ class Objects:
         """Delete the packs without objects; return the size freed."""
         return delete_empty(database, self._blobs, space)
 
-    def orphans(self, database: Database, *, older_than_seconds: float) -> list[str]:
-        """Return pack files without a row, left by writers that died."""
-        return orphans(database, self._blobs, older_than_seconds=older_than_seconds)
+    def orphans(self, database: Database, space: int, *, older_than_seconds: float) -> list[str]:
+        """Return pack files of a space without a row, left by writers that died."""
+        return orphans(database, self._blobs, space, older_than_seconds=older_than_seconds)
 
     def delete_orphans(self, names: Iterable[str]) -> None:
         """Delete the files found by `orphans`."""

@@ -378,7 +378,9 @@ def commit_checksum(row: Sequence[Any]) -> int:
 
     ``row`` has the values of `COMMIT_COLUMNS`.
     """
-    return joined(receipt_checksum(*row[:6]), checksum(row[0], *row[6:9]))
+    batch, no, first_seq, last_seq, committed_at_us, receipt, links, leaves, digest, *_ = row
+    receipt_sum = receipt_checksum(batch, no, first_seq, last_seq, committed_at_us, receipt)
+    return joined(receipt_sum, crc32(leaves, crc32(digest, checksum(batch, links))))
 
 
 def receipt_checksum(

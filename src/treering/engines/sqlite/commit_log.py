@@ -80,8 +80,10 @@ WIPE: Final = "DELETE FROM fresh WHERE NOT " + IS_PENDING
 _FORMAT: Final = 1
 _ALL: Final = f"SELECT slot, no, space FROM fresh WHERE {IS_PENDING} ORDER BY no"
 _LAST_NO: Final = (
-    "SELECT max((SELECT coalesce(max(no), 0) FROM commits), (SELECT coalesce(max(no), 0) FROM fresh))"
+    "SELECT max((SELECT coalesce(max(no), 0) FROM commits), (SELECT coalesce(max(no), 0) FROM fresh)), "
+    f"(SELECT coalesce(max(slot) + 1, 0) - count(*) FROM fresh WHERE {IS_PENDING})"
 )
+"""The last number, and how many slots before the last pending one are not pending, which none should be."""
 _HALF_A_PAGE: Final = 2048
 _PADDING: Final = bytes(_HALF_A_PAGE)
 _ROWS_PER_INSERT: Final = 16
@@ -332,8 +334,10 @@ class LastCommit:
             return 0
 
     def missing(self, connection: sqlite3.Connection, recorded: int) -> str | None:
-        """Say how many commits are missing from a database, of those recorded before it was read."""
-        ((found,),) = connection.execute(_LAST_NO).fetchall()
+        """Say which commits are missing from a database, of those recorded before it was read."""
+        ((found, gaps),) = connection.execute(_LAST_NO).fetchall()
+        if gaps and recorded:
+            return f"acknowledged commits are missing from {gaps} slots of its commit log, which were damaged"
         if found >= recorded:
             return None
         return (

@@ -13,7 +13,7 @@ is not, the roll-ups and the receipt are corrected before the transaction ends.
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import islice, repeat
+from itertools import repeat
 from operator import is_not, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -199,9 +199,15 @@ class Salts(NamedTuple):
 
 def draw_salts(batch: Batch) -> Salts:
     """Draw the salts of a new batch."""
-    counts = [len(rows) for rows in (batch.events, batch.parts, batch.lists, batch.refs, batch.texts)]
-    drawn = iter(new_salts(sum(counts)))
-    return Salts(*(list(islice(drawn, count)) for count in counts))
+    kinds = (batch.events, batch.parts, batch.lists, batch.refs, batch.texts)
+    drawn = new_salts(sum(map(len, kinds)))
+    salts: list[list[bytes]] = []
+    start = 0
+    for rows in kinds:
+        stop = start + len(rows)
+        salts.append(drawn[start:stop])
+        start = stop
+    return Salts(*salts)
 
 
 def encode_batch(batch: Batch, salts: Salts | None = None) -> EncodedBatch:

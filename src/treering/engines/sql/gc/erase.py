@@ -660,7 +660,7 @@ class _Erasure:
                 self._objects.rewrite(self._database, self._space, pack)
             self._objects.delete_packs(self._database, self._space)
         if secure:
-            litter = self._objects.orphans(self._database, older_than_seconds=ORPHAN_SECONDS)
+            litter = self._objects.orphans(self._database, self._space, older_than_seconds=ORPHAN_SECONDS)
             self._objects.delete_orphans(litter)
         self._database.reclaim_space(secure=secure)
         writing = partial(self._database.writing, self._space)

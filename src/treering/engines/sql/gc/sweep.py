@@ -606,7 +606,7 @@ class _Sweep:
                 break
             after = packs[-1][0]
         orphans = self._objects.orphans(
-            self._database, older_than_seconds=max(self._grace_seconds, ORPHAN_SECONDS)
+            self._database, self._space, older_than_seconds=max(self._grace_seconds, ORPHAN_SECONDS)
         )
         if not dry_run:
             self._objects.delete_packs(self._database, self._space)
