@@ -1398,17 +1398,10 @@ class AsyncPerformance:
         until_us: int | None = None,
         agent: str | None = None,
         run: str | None = None,
-        most: int = 50000,
     ) -> PerformanceReport:
         """Async twin of `Performance.report`."""
         return await self._bridge.call(
-            self._performance.report,
-            by,
-            since_us=since_us,
-            until_us=until_us,
-            agent=agent,
-            run=run,
-            most=most,
+            self._performance.report, by, since_us=since_us, until_us=until_us, agent=agent, run=run
         )
 
     def __repr__(self) -> str:

@@ -7,7 +7,18 @@ from hypothesis import strategies as st
 from treering.core.batch import Event, Usage
 from treering.core.clock import DAY_US, day_of
 from treering.core.query import SumQuery
-from treering.core.rollups import MEASURES, RollupKey, deltas, merge, summarise
+from treering.core.rollups import (
+    FAILED,
+    MEASURES,
+    NO_TIME,
+    RELATIVE_ERROR,
+    RollupKey,
+    bucket_of,
+    deltas,
+    merge,
+    summarise,
+    time_of_bucket,
+)
 
 COUNTS = st.integers(0, 1000)
 USAGES = st.builds(
@@ -24,7 +35,7 @@ EVENTS = st.lists(
     st.builds(
         Event,
         id=st.just("e"),
-        kind=st.sampled_from(["call", "tool"]),
+        kind=st.sampled_from(["call", "span.tool", "span.llm", "message"]),
         ts_us=st.integers(0, 3).map(lambda day: day * DAY_US + 5),
         scope=st.just("s"),
         run=st.sampled_from([None, "r1", "r2"]),
@@ -36,6 +47,8 @@ EVENTS = st.lists(
         cost_nanos=st.none() | st.integers(-(10**9), 10**9),
         currency=st.sampled_from([None, "USD"]),
         duration_us=st.none() | COUNTS,
+        name=st.sampled_from([None, "search"]),
+        data=st.sampled_from([None, b'{"first_token_us":7}', b'{"said_tokens":3}', b'{"in_call":true}']),
     ),
     max_size=20,
 )
@@ -150,3 +163,39 @@ def test_counting_does_not_modify_the_events():
     assert all(measures[:2] == [2, 0] for measures in cells.values())
     assert len({id(measures) for measures in cells.values()}) == 3, "cells must not share their numbers"
     assert RollupKey("day", "", 0, "", "", "k", "") in cells
+
+
+@given(EVENTS)
+def test_each_call_is_counted_once_in_the_bucket_of_its_duration(events):
+    found = summarise(deltas(events), SumQuery(grain="call", by=("kind", "key", "bucket")))
+    expected = {}
+    for each in counted(events):
+        is_reply = each.kind == "message" and each.usage is not None and each.model is not None
+        if not each.kind.startswith("span.") and not (is_reply and b"in_call" not in (each.data or b"")):
+            continue
+        bucket = NO_TIME if each.duration_us is None else bucket_of(each.duration_us)
+        name = each.name or "" if each.kind == "span.tool" else ""
+        total = expected.setdefault((each.kind, name, bucket), [0, 0, 0, 0])
+        said = 3 if each.kind != "message" and each.data == b'{"said_tokens":3}' else 0
+        added = (
+            1,
+            each.status in FAILED,
+            each.duration_us or 0,
+            said + (each.usage.output if each.usage else 0),
+        )
+        total[:] = map(sum, zip(total, added, strict=True))
+    assert {
+        each.group: [each.events, each.errors, each.duration_us, each.usage.output] for each in found
+    } == expected
+
+
+@given(st.integers(0, 2**53))
+def test_the_time_of_a_bucket_is_within_the_relative_error(time_us):
+    assert abs(time_of_bucket(bucket_of(time_us)) - time_us) <= RELATIVE_ERROR * time_us + 0.5
+
+
+def test_the_end_of_a_run_is_a_call_and_what_was_concluded_about_it_is_not():
+    ended = Event(id="r", kind="run", ts_us=5, scope="s", run="r", agent="a", duration_us=9, status="ok")
+    crashed = msgspec.structs.replace(ended, id="r:crashed", status="crashed")
+    (total,) = summarise(deltas([ended, crashed]), SumQuery(grain="call", by=("kind", "agent")))
+    assert (total.group, total.events, total.errors, total.duration_us) == (("run", "a"), 1, 0, 9)

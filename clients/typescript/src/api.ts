@@ -10,10 +10,9 @@ export interface Actions {
   clear_summaries?: boolean;
 }
 
-/** Agents side by side. ``is_partial``: latencies and failures cover the newest events only. */
+/** Agents side by side. */
 export interface AgentComparison {
   agents: AgentFigures[];
-  is_partial: boolean;
 }
 
 /** The numbers of one agent over a period. ``runs`` counts ended runs that this agent started. */
@@ -1097,7 +1096,10 @@ export interface Partial {
   chunks: number;
 }
 
-/** The distribution of a time in microseconds. Each percentile is a measured value (nearest rank). */
+/**
+ * The distribution of a time in microseconds. The mean is exact; each percentile and the maximum is
+ * within 2 % of the measured value that has this rank (`core.rollups.RELATIVE_ERROR`).
+ */
 export interface Percentiles {
   p50_us: number;
   p90_us: number;
@@ -1107,13 +1109,11 @@ export interface Percentiles {
   mean_us: number;
 }
 
-/** Rows, the most called first. ``is_partial``: older events of the period were not read. */
+/** Rows, the most called first. */
 export interface PerformanceReport {
   by: "agent" | "kind" | "model" | "run" | "tool";
   total: PerformanceRow;
   rows: PerformanceRow[];
-  events: number;
-  is_partial: boolean;
 }
 
 /** The performance of one agent, model or tool; ``key`` is its name, ``None`` for the total. */
@@ -2168,8 +2168,6 @@ export interface Operations {
       since_us?: number;
       /** Up to, but not including, this time, in microseconds since 1970. */
       until_us?: number;
-      /** How many groups to return at most. */
-      most?: number;
     };
     body: undefined;
     reply: PerformanceReport;

@@ -733,7 +733,7 @@ class RunRecorder:
 
     def end_model(self, messages: list[Message]) -> None:
         """Record the model's reply, with tokens if the provider reports them."""
-        span = self._end_span()
+        span = self._span
         if span is not None:
             for each in messages:
                 model: Any = each.get("model")
@@ -743,6 +743,7 @@ class RunRecorder:
                     model=model if isinstance(model, str) else None,
                     usage=_usage(each.get("usage")),
                 )
+            self._end_span()
 
     def start_tool(self, call: ToolCall) -> None:
         """Record that a tool is called."""
@@ -775,11 +776,10 @@ class RunRecorder:
             self._run.end(status=status)
         self._run = None
 
-    def _end_span(self, status: str | None = None) -> Span | None:
+    def _end_span(self, status: str | None = None) -> None:
         span, self._span = self._span, None
         if span is not None:
             span.end(status=status)
-        return span
 
 
 def _inside(node: RunNode, function: Callable[..., Any], *arguments: Any) -> Any:

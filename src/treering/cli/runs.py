@@ -516,10 +516,11 @@ def performance(
         treering performance
         treering performance --by tool --days 7
     """
-    from treering.core.clock import DAY_US
+    from treering.core.clock import day_of
+    from treering.core.query import day_start_us
 
     with place.existing() as opened:
-        since_us = None if days is None else opened.clock.now_us() - days * DAY_US
+        since_us = None if days is None else day_start_us(day_of(opened.clock.now_us()) - days + 1)
         report = opened.performance.report(by, agent=agent, since_us=since_us)
     table = [(by.upper(), "CALLS", "FAILED", "P50", "P95", "P99", "FIRST TOKEN", "TOKENS/S")]
     shown = limited(report.rows, limit)
@@ -527,8 +528,6 @@ def performance(
     show(
         {**plain(report), "rows": plain(shown)}, rows(table) if report.rows else ["no calls"], as_json=as_json
     )
-    if report.is_partial:
-        say(f"only the newest {report.events:,} events were read")
 
 
 @takes_store

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from treering.core.records import Record, Ref
 
 
-Grain = Literal["run", "thread", "day"]
-"""What roll-ups are kept for: every run, every thread, and every day."""
+Grain = Literal["run", "thread", "day", "call", "first_token", "generation"]
+"""What roll-ups are kept for: every run, every thread and every day; and by day the durations of calls, the
+times to their first tokens, and the times in which they generated output."""
 
-Dimension = Literal["key", "day", "agent", "model", "kind", "currency"]
-"""What sums can be grouped by; ``key`` is the run or the thread."""
+Dimension = Literal["key", "day", "agent", "model", "kind", "currency", "bucket"]
+"""What sums can be grouped by; ``key`` is the run, the thread, or of calls the tool."""
 
 MAX_PAGE: Final = 10_000
 _FEW: Final = 10

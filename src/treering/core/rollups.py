@@ -5,12 +5,18 @@ thread and once for its day. Bookkeeping, such as a checkpoint outside of any ru
 event adds is computed here, for all engines and for the recount of `check` and `reindex`, so that a total and
 its recount only differ if something is broken.
 
+An event that is a call (a finished span, the end of a run, a model's message outside of a span) also counts
+in the grain ``call``, once for its day, in the `bucket_of` its duration. These totals are sketches of a
+distribution: buckets grow by a constant factor, so a percentile read from them is within `RELATIVE_ERROR`
+of the true one, and they can be added and subtracted like any other total.
+
 Events never change. If it turns out later that some belong to another agent or thread, or repeat what others
 count, a `MOVED` event takes what they added from one total and adds it to another.
 """
 
 from __future__ import annotations
 
+from math import ceil, log
 from operator import add
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -18,6 +24,7 @@ import msgspec
 
 from treering.core.batch import Usage
 from treering.core.clock import DAY_US
+from treering.core.encoding import decode_json
 from treering.core.ids import RUN_MOVED
 from treering.core.records import Sum
 
@@ -29,6 +36,38 @@ if TYPE_CHECKING:
 
 ERROR: Final = "error"
 """The ``status`` of an event that counts as an error."""
+FAILED: Final = frozenset({ERROR, "crashed"})
+"""The ``status`` of a call that failed."""
+
+SPAN: Final = "span."
+"""Prefix of the kind of a finished span's row."""
+TOOL: Final = SPAN + "tool"
+"""The kind whose calls are told apart by name."""
+MESSAGE: Final = "message"
+FIRST_TOKEN: Final = "first_token_us"  # noqa: S105 - a token of output
+"""In a span's data: microseconds from the start to the first piece of output."""
+SAID: Final = "said_tokens"
+"""In the data of a model's call: output tokens that only the messages below it have in their usage."""
+IN_CALL: Final = "in_call"
+"""In the data of a message: it is part of a model's call, which counts instead of it."""
+_FIRST_TOKEN_KEY, _SAID_KEY, _IN_CALL_KEY = (f'"{name}":'.encode() for name in (FIRST_TOKEN, SAID, IN_CALL))
+
+RELATIVE_ERROR: Final = 0.02
+"""How far a percentile from buckets may be from the true one, as a share of it."""
+_GROWTH: Final = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
+_LOG_GROWTH: Final = log(_GROWTH)
+NO_TIME: Final = -1
+"""The bucket of calls whose duration is not known."""
+
+
+def bucket_of(time_us: int) -> int:
+    """Return the bucket of a time: 0 for none, otherwise the next power of the growth factor."""
+    return 0 if time_us <= 0 else 1 + ceil(log(time_us) / _LOG_GROWTH)
+
+
+def time_of_bucket(bucket: int) -> int:
+    """Return the time that is closest to all times of a bucket, relative to their size."""
+    return 0 if bucket <= 0 else round(2 * _GROWTH ** (bucket - 1) / (_GROWTH + 1))
 
 
 MOVED: Final = "moved"
@@ -58,6 +97,8 @@ class RollupKey(NamedTuple):
     model: str
     kind: str
     currency: str
+    bucket: int = 0
+    """In the grains ``call`` and ``first_token``, see `bucket_of`; ``key`` is the name of a tool there."""
 
 
 MEASURES: Final = (
@@ -83,6 +124,7 @@ _NOTHING: Final[Measures] = [0] * len(MEASURES)
 
 def deltas(events: Iterable[Event]) -> dict[RollupKey, Measures]:
     """Return what these events add to the totals."""
+    cells: dict[RollupKey, Measures] = {}
     # Events that differ only in their measures are summed first: batches contain many of them.
     alike: dict[tuple[Any, ...], Measures] = {}
     for event in events:
@@ -99,7 +141,7 @@ def deltas(events: Iterable[Event]) -> dict[RollupKey, Measures]:
         if total is None:
             total = alike[key] = _NOTHING.copy()
         _count(total, event)
-    cells: dict[RollupKey, Measures] = {}
+        _count_call(cells, event, day)
     for (run, thread, day, agent, model, kind, currency), added in alike.items():
         rest = (day, agent or "", model or "", kind, currency or "")
         _add(cells, RollupKey("day", "", *rest), added)
@@ -185,6 +227,46 @@ def _count(total: Measures, event: Event) -> None:
         if event.cost_nanos is None:
             total[11] += 1
             total[12] += usage.total
+
+
+def _count_call(cells: dict[RollupKey, Measures], event: Event, day: int) -> None:
+    """Count an event that is a call in the buckets of its times."""
+    kind, data, usage = event.kind, event.data, event.usage
+    output = 0 if usage is None else usage.output
+    first_us: int | None = None
+    if kind.startswith(SPAN):
+        if data is not None and (_FIRST_TOKEN_KEY in data or _SAID_KEY in data):
+            fields = decode_json(data)
+            found, said = fields.get(FIRST_TOKEN), fields.get(SAID)
+            first_us = found if isinstance(found, int) else None
+            output += said if isinstance(said, int) else 0
+    elif kind == MESSAGE:
+        if usage is None or event.model is None or (data is not None and _IN_CALL_KEY in data):
+            return
+    elif event.run is None or event.id != event.run:  # the end of a run has its id
+        return
+    duration_us = event.duration_us
+    rest = (event.name or "" if kind == TOOL else "", day, event.agent or "", event.model or "", kind, "")
+
+    def add_to(grain: Grain, bucket: int, time_us: int, tokens: int) -> Measures:
+        cell = RollupKey(grain, *rest, bucket)
+        total = cells.get(cell)
+        if total is None:
+            total = cells[cell] = _NOTHING.copy()
+        total[0] += 1
+        total[6] += tokens
+        total[10] += time_us
+        return total
+
+    bucket = NO_TIME if duration_us is None else bucket_of(duration_us)
+    if event.status in FAILED:
+        add_to("call", bucket, duration_us or 0, output)[1] += 1
+    else:
+        add_to("call", bucket, duration_us or 0, output)
+    if first_us is not None:
+        add_to("first_token", bucket_of(first_us), first_us, 0)
+    if output and duration_us:
+        add_to("generation", 0, max(duration_us - (first_us or 0), 0), output)
 
 
 def _move(alike: dict[tuple[Any, ...], Measures], event: Event, day: int) -> None:

@@ -397,16 +397,18 @@ def _record_reply(span: Span, make: Callable[[], Exchange], *, is_replayed: bool
                 usage = usage_of(reply.usage)
             except InvalidInput:
                 usage = None
+        message_id, model = f"{exchange.id}:reply", reply.model or exchange.model
         context.writer.write_message(
             draft,
-            id=f"{exchange.id}:reply",
+            id=message_id,
             ts_us=at_us,
             role="assistant",
             content=encode_any(reply.message),
             span=parent,
             agent=agent,
-            model=reply.model or exchange.model,
+            model=model,
             usage=usage,
+            in_call=span.add_reply(message_id, model, usage),
         )
 
     context.sink.put(write)

@@ -102,10 +102,9 @@ class AgentFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Agents side by side. ``is_partial``: latencies and failures cover the newest events only."""
+    """Agents side by side."""
 
     agents: tuple[AgentFigures, ...]
-    is_partial: bool
 
 
 def compare_runs(
@@ -132,14 +131,12 @@ def compare_agents(
         raise InvalidInput("no agents to compare. List agents with: treering cost --by agent")
     costs = Costs(engine, space) if currency is None else Costs(engine, space).in_(currency)
     figures: list[AgentFigures] = []
-    is_partial = False
     for agent in agents:
         query = SumQuery(grain="day", by=("kind",), agent=agent, since_day=since_day, until_day=until_day)
         sums = [each for each in engine.sums(space, query) if is_step(str(each.group[0]))]
         report = Performance(engine, space).report(
             "run", agent=agent, since_us=_day_us(since_day), until_us=_day_us(until_day, 1)
         )
-        is_partial = is_partial or report.is_partial
         figures.append(
             AgentFigures(
                 agent=agent,
@@ -151,7 +148,7 @@ def compare_agents(
                 latency=report.total.latency,
             )
         )
-    return AgentComparison(agents=tuple(figures), is_partial=is_partial)
+    return AgentComparison(agents=tuple(figures))
 
 
 def _figures(engine: Engine, space: str, info: RunInfo, currency: str | None) -> RunFigures:

@@ -32,6 +32,7 @@ from treering.core.clock import SECOND_US, from_datetime, to_iso
 from treering.core.encoding import decode
 from treering.core.query import EventQuery, ListQuery, each_listed, encode_list_cursor
 from treering.core.records import list_place
+from treering.core.rollups import IN_CALL, SAID
 from treering.core.unreadable import readable
 from treering.errors import Corrupt, InvalidInput, NotFound, RefMoved
 from treering.runs.compare import AgentComparison, RunComparison, compare_agents, compare_runs
@@ -655,11 +656,13 @@ def _run_record(row: RunRow) -> RunRecord:
         usage=event.usage,
         cost=None if event.cost_nanos is None else float(from_nanos(event.cost_nanos)),
         currency=event.currency,
-        data={name: value for name, value in row.data.items() if name not in {INPUT, ANNOUNCED}},
+        data={name: value for name, value in row.data.items() if name not in _OWN_DATA},
         has_input=row.input is not None or row.is_announced,
         has_output=event.body is not None and not row.is_open,
     )
 
+
+_OWN_DATA: Final = frozenset({INPUT, ANNOUNCED, IN_CALL, SAID})
 
 UNKNOWN: Final = "unknown"
 """The status of a run of which only the timeline is known."""

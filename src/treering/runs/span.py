@@ -26,6 +26,7 @@ from treering.core.batch import Event, Usage
 from treering.core.content import Address, Content
 from treering.core.encoding import decode_json, encode, encode_json
 from treering.core.ids import check_id, new_id
+from treering.core.rollups import ERROR, FIRST_TOKEN, IN_CALL, MESSAGE, SAID, SPAN
 from treering.errors import InvalidInput, Unencodable
 from treering.runs.money import check_currency, to_cost
 from treering.runs.prices import price_call
@@ -44,23 +45,17 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-SPAN: Final = "span."
-"""Prefix of the kind of a finished span's row."""
 OPEN: Final = "open."
 """Prefix of the kind of a running span's row."""
-MESSAGE: Final = "message"
 OK: Final = "ok"
-ERROR: Final = "error"
 
 INPUT: Final = "input"
 """In a span's data: which of the row's links is the input."""
 INPUT_SIZE: Final = "input_size"
 ANNOUNCED: Final = "announced"
 """In a span's data: whether the span also has an open row."""
-FIRST_TOKEN: Final = "first_token_us"  # noqa: S105 - a token of output
 COMPACTED: Final = "compacted"
 """In the data of a call: its model was given a summary of the conversation instead of all of it."""
-"""In a span's data: microseconds from the start to the first piece of output."""
 CHUNKS: Final = "chunks"
 """In a span's data: the address of the times and lengths of its chunks."""
 
@@ -91,7 +86,8 @@ PHRASES: Final = (
 """Phrases that rows of spans share and a new store keeps as one byte each. Longer ones come first."""
 
 _NOT_GIVEN: Final[Any] = object()
-_CALLS: Final = frozenset({"llm", "tool"})
+_LLM: Final = "llm"
+_CALLS: Final = frozenset({_LLM, "tool"})
 _KINDS: Final = frozenset({"agent", "llm", "tool", "retrieval", "file", "reasoning"})
 _OPEN_SUFFIX: Final = ":open"
 
@@ -230,6 +226,7 @@ class RunNode:
         """Record a message with its tokens and cost, and return its id."""
         context = self._context
         message_id = check_id(id, "message id") if id is not None else new_id()
+        counted = None if usage is None or replaying.now else usage_of(usage)
         write = partial(
             context.writer.write_message,
             id=message_id,
@@ -239,13 +236,19 @@ class RunNode:
             role=check_id(role, "role"),
             model=model,
             content=encode_any(content),
-            usage=None if replaying.now else usage_of(usage),
+            usage=counted,
             cost_nanos=None if cost is None or replaying.now else to_cost(cost),
             currency=None if cost is None or replaying.now else check_currency(currency),
             data=dict(metadata) if metadata else None,
+            in_call=self.add_reply(message_id, model, counted),
         )
         context.sink.put(write)
         return message_id
+
+    def add_reply(self, message_id: str, model: str | None, usage: Usage | None) -> bool:
+        """Count the output of a message for a model's call, if this is one; return whether it is."""
+        del message_id, model, usage
+        return False
 
 
 class Span(RunNode):
@@ -263,6 +266,8 @@ class Span(RunNode):
     _currency: str | None = None
     _token: Token[RunNode | None] | None = None
     _chunks: Chunks | None = None
+    _replies: Mapping[str, tuple[str | None, int]] = {}
+    """Of a model's call: the model and the output tokens of each message below it."""
 
     def __init__(
         self,
@@ -338,6 +343,14 @@ class Span(RunNode):
             self._chunks = Chunks()
         now_us = self._context.clock.now_us() if ts_us is None else ts_us
         self._chunks.add(text, max(now_us - self._started_us, 0))
+
+    def add_reply(self, message_id: str, model: str | None, usage: Usage | None) -> bool:
+        """Count the output of a message for this span, if it is a call of a model; return whether it is."""
+        if self.kind != _LLM:
+            return False
+        if usage is not None:
+            self._replies = {**self._replies, message_id: (model, usage.output)}
+        return True
 
     def note(self, **metadata: Any) -> None:
         """Add to the span's metadata."""
@@ -426,6 +439,9 @@ class Span(RunNode):
             if output is None:  # an explicit output could not be cut into the chunks again
                 output = self._chunks.text
                 chunk_times = self._chunks.times()
+        replies = list(self._replies.values())
+        if said := sum(tokens for _, tokens in replies):
+            data[SAID] = said
         has_input = self._input is not None and not self._is_announced
         self._context.writer.write_span(
             draft,
@@ -437,7 +453,7 @@ class Span(RunNode):
             status=self._status,
             parent=self.parent,
             agent=self.agent,
-            model=self.model,
+            model=self.model or next((model for model, _ in replies if model), None),
             usage=self._usage,
             cost_nanos=self._cost_nanos,
             currency=self._currency,
@@ -597,9 +613,12 @@ class SpanWriter:
         cost_nanos: int | None = None,
         currency: str | None = None,
         data: dict[str, Any] | None = None,
+        in_call: bool = False,
     ) -> None:
-        """Write the row of a message. Usage without a cost is priced here."""
+        """Write the row of a message, which may be part of a model's call. Usage without a cost is priced."""
         data = dict(data) if data else {}
+        if in_call and usage is not None:
+            data[IN_CALL] = True
         if usage is not None and model is not None:
             cost_nanos, currency = price_call(data, model, usage, ts_us, cost_nanos, currency)
         draft.event(

@@ -128,4 +128,5 @@ def _sums(engine: Engine, space: str) -> Portrait:
         "run": engine.sums(space, SumQuery(grain="run", by=("key", "day", "kind"))),
         "thread": engine.sums(space, SumQuery(grain="thread", by=("key", "agent", "model"))),
         "day": engine.sums(space, SumQuery(grain="day", by=("day", "kind", "currency"))),
+        "call": engine.sums(space, SumQuery(grain="call", by=("kind", "key", "bucket"))),
     }

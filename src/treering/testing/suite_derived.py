@@ -35,6 +35,11 @@ QUERIES = [
     SumQuery(grain="run", key="nothing"),
     SumQuery(grain="thread", by=("key", "day")),
     SumQuery(grain="thread", key="t1"),
+    SumQuery(grain="call", by=("kind", "bucket")),
+    SumQuery(grain="call", by=("key", "day"), kind="span.tool"),
+    SumQuery(grain="call", by=("model", "bucket"), agent="writer", since_day=20_001),
+    SumQuery(grain="first_token", by=("model", "bucket")),
+    SumQuery(grain="generation", by=("agent", "kind")),
 ]
 
 
@@ -137,13 +142,15 @@ def _random_event(chance: random.Random) -> Event:
         "model": chance.choice([None, "model-a", "model-b"]),
         "status": chance.choice([None, "ok", "error"]),
         "duration_us": chance.choice([None, chance.randint(0, 10**9)]),
+        "name": chance.choice([None, "search", "refund"]),
+        "data": chance.choice([None, b'{"first_token_us":%d}' % chance.randint(0, 10**6)]),
     }
     if chance.random() < 0.7:
         fields["usage"] = Usage(input=chance.randint(0, 10**6), output=chance.randint(0, 10**5))
         # Distinct costs: the order of equally expensive groups is unspecified.
         fields["cost_nanos"] = chance.choice([None, chance.randint(1, 10**12)])
         fields["currency"] = chance.choice([None, "USD", "EUR"])
-    return batches.event(chance.choice(["call", "tool"]), **fields)
+    return batches.event(chance.choice(["call", "span.llm", "span.tool", "message"]), **fields)
 
 
 NOTES = {

@@ -220,7 +220,7 @@ interface Speed {
 function Performance() {
   const { query } = route.value;
   const by = query["speed"] ?? "model";
-  const asked = useGet<{ rows: Speed[]; is_partial: boolean }>(at(["performance"], { by }));
+  const asked = useGet<{ rows: Speed[] }>(at(["performance"], { by }));
   return (
     <section>
       <h2>Performance</h2>
@@ -235,41 +235,38 @@ function Performance() {
         ]}
       />
       <Answer asked={asked} what="Loading performance">
-        {({ rows, is_partial }) =>
+        {({ rows }) =>
           rows.length === 0 ? (
             <p class="muted">No calls yet.</p>
           ) : (
-            <>
-              <table class="plain wide">
-                <thead>
-                  <tr>
-                    <th scope="col">{by}</th>
-                    {["calls", "failed", "p50", "p95", "p99", "first token", "tokens/s"].map((each) => (
-                      <th scope="col" class={EXTRA.has(each) ? "number extra" : "number"} key={each}>
-                        {each}
-                      </th>
-                    ))}
-                  </tr>
-                </thead>
-                <tbody>
-                  {rows.map((row) => (
-                    <tr key={row.key ?? ""}>
-                      <th scope="row">{row.key ?? "none"}</th>
-                      <td class="number">{exact(row.calls)}</td>
-                      <td class={row.errors ? "number bad" : "number"}>
-                        {row.errors ? `${exact(row.errors)} (${Math.round((row.errors / row.calls) * 100)} %)` : "0"}
-                      </td>
-                      <td class="number extra">{duration(row.latency?.p50_us)}</td>
-                      <td class="number">{duration(row.latency?.p95_us)}</td>
-                      <td class="number extra">{duration(row.latency?.p99_us)}</td>
-                      <td class="number extra">{duration(row.first_token?.p50_us)}</td>
-                      <td class="number">{row.tokens_per_second === null ? "–" : Math.round(row.tokens_per_second)}</td>
-                    </tr>
+            <table class="plain wide">
+              <thead>
+                <tr>
+                  <th scope="col">{by}</th>
+                  {["calls", "failed", "p50", "p95", "p99", "first token", "tokens/s"].map((each) => (
+                    <th scope="col" class={EXTRA.has(each) ? "number extra" : "number"} key={each}>
+                      {each}
+                    </th>
                   ))}
-                </tbody>
-              </table>
-              {is_partial && <p class="muted">Computed from the newest events only.</p>}
-            </>
+                </tr>
+              </thead>
+              <tbody>
+                {rows.map((row) => (
+                  <tr key={row.key ?? ""}>
+                    <th scope="row">{row.key ?? "none"}</th>
+                    <td class="number">{exact(row.calls)}</td>
+                    <td class={row.errors ? "number bad" : "number"}>
+                      {row.errors ? `${exact(row.errors)} (${Math.round((row.errors / row.calls) * 100)} %)` : "0"}
+                    </td>
+                    <td class="number extra">{duration(row.latency?.p50_us)}</td>
+                    <td class="number">{duration(row.latency?.p95_us)}</td>
+                    <td class="number extra">{duration(row.latency?.p99_us)}</td>
+                    <td class="number extra">{duration(row.first_token?.p50_us)}</td>
+                    <td class="number">{row.tokens_per_second === null ? "–" : Math.round(row.tokens_per_second)}</td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
           )
         }
       </Answer>

@@ -192,6 +192,7 @@ CREATE TABLE rollup (
   model TEXT COLLATE "C" NOT NULL,
   kind TEXT COLLATE "C" NOT NULL,
   currency TEXT COLLATE "C" NOT NULL,
+  bucket SMALLINT NOT NULL,
   events BIGINT NOT NULL,
   errors BIGINT NOT NULL,
   input_tokens BIGINT NOT NULL,
@@ -205,7 +206,7 @@ CREATE TABLE rollup (
   duration_us BIGINT NOT NULL,
   unpriced_events BIGINT NOT NULL,
   unpriced_tokens BIGINT NOT NULL,
-  PRIMARY KEY (space, grain, key, day, agent, model, kind, currency)
+  PRIMARY KEY (space, grain, key, day, agent, model, kind, currency, bucket)
 );
 
 CREATE TABLE collection (

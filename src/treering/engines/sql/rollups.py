@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from treering.core.records import Problem
-from treering.core.rollups import MEASURES, MOVED, RollupKey, as_sum, deltas, merge, order
+from treering.core.rollups import MEASURES, MOVED, NO_TIME, RollupKey, as_sum, deltas, merge, order
 from treering.engines.sql.rows import RECORD_SELECT, number_of_key, read_record, run_key
 from treering.engines.sql.session import rows_in_chunks
 
@@ -96,7 +96,7 @@ def recount(session: Session, space: int) -> dict[RollupKey, Measures]:
     return cells
 
 
-_ROLLUP_KEY: Final = ("space", "grain", "key", "day", "agent", "model", "kind", "currency")
+_ROLLUP_KEY: Final = ("space", *RollupKey._fields)
 _ADD: Final = (
     f"INSERT INTO rollup ({', '.join((*_ROLLUP_KEY, *MEASURES))}) "
     f"VALUES ({', '.join('?' * (len(_ROLLUP_KEY) + len(MEASURES)))}) "
@@ -155,24 +155,27 @@ class Recount:
 
     def problems(self) -> Iterator[list[Problem]]:
         """Compare with the roll-ups, a page at a time."""
-        after: Row = ("",) * 2 + (-1,) + ("",) * 4
+        after: Row = ("", "", -1, "", "", "", "", NO_TIME)
         while True:
             with self._database.reading() as session:
                 while self._count_page(session) == _PAGE:
                     pass
                 rows = session.rows(
-                    f"SELECT {', '.join(_COLUMNS)} FROM rollup WHERE space = ? "
-                    f"AND ({', '.join(_KEY)}) > (?, ?, ?, ?, ?, ?, ?) ORDER BY {', '.join(_KEY)} LIMIT ?",
+                    f"SELECT {', '.join(_COLUMNS)} FROM rollup WHERE space = ? AND ({', '.join(_KEY)}) > "
+                    f"({', '.join('?' * len(_KEY))}) ORDER BY {', '.join(_KEY)} LIMIT ?",
                     (self._space, *after, _PAGE),
                 )
+            width = len(_KEY)
             differing = [
-                RollupKey(*row[:7]) for row in rows if self._counted(row[:7]) != _as_measures(row[7:])
+                RollupKey(*row[:width])
+                for row in rows
+                if self._counted(row[:width]) != _as_measures(row[width:])
             ]
-            self._spill.many(f"UPDATE cell SET compared = 1 WHERE {_SAME}", [row[:7] for row in rows])
+            self._spill.many(f"UPDATE cell SET compared = 1 WHERE {_SAME}", [row[:width] for row in rows])
             yield self._confirmed(differing)
             if len(rows) < _PAGE:
                 break
-            after = rows[-1][:7]
+            after = rows[-1][:width]
         while lacking := self._spill.rows(
             f"SELECT {', '.join(_KEY)} FROM cell WHERE compared = 0 LIMIT ?", (_PAGE,)
         ):

@@ -189,6 +189,7 @@ CREATE TABLE rollup (
   model TEXT NOT NULL,
   kind TEXT NOT NULL,
   currency TEXT NOT NULL,
+  bucket SMALLINT NOT NULL,
   events INTEGER NOT NULL,
   errors INTEGER NOT NULL,
   input_tokens INTEGER NOT NULL,
@@ -202,7 +203,7 @@ CREATE TABLE rollup (
   duration_us INTEGER NOT NULL,
   unpriced_events INTEGER NOT NULL,
   unpriced_tokens INTEGER NOT NULL,
-  PRIMARY KEY (space, grain, "key", day, agent, model, kind, currency)
+  PRIMARY KEY (space, grain, "key", day, agent, model, kind, currency, bucket)
 ) WITHOUT ROWID;
 
 CREATE TABLE collection (

@@ -370,6 +370,7 @@ rollup = Table(
     Column("model", _Name, primary_key=True),
     Column("kind", _Name, primary_key=True),
     Column("currency", _Name, primary_key=True),
+    Column("bucket", SmallInteger(), primary_key=True, autoincrement=False),
     _number("events"),
     _number("errors"),
     _number("input_tokens"),

@@ -316,7 +316,6 @@ class PerformanceQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     run: str | None = None
     since_us: TimestampUs | None = None
     until_us: TimestampUs | None = None
-    most: Annotated[int, Meta(ge=1, le=1_000_000)] = 50_000
 
 
 @endpoint("GET", "/runs", tag="runs")
@@ -524,7 +523,6 @@ def get_performance(call: Call[PerformanceQuery, None]) -> PerformanceReport:
         run=query.run,
         since_us=query.since_us,
         until_us=query.until_us,
-        most=query.most,
     )
 
 

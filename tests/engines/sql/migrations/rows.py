@@ -128,7 +128,7 @@ ROWS: dict[str, list[dict]] = {
     "rollup": [
         {
             "space": 1, "grain": "run", "key": run_key("r1"), "day": DAY, "agent": "planner", "model": "m-1",
-            "kind": "message", "currency": "EUR", "events": 1, "errors": 0, **_TOKENS,
+            "kind": "message", "currency": "EUR", "bucket": 0, "events": 1, "errors": 0, **_TOKENS,
             "cost_nanos": 1_500_000, "duration_us": 8_230_000, "unpriced_events": 0, "unpriced_tokens": 0,
         },
     ],

@@ -26,7 +26,7 @@ from treering.core.digests import event_form, leaf
 from treering.core.failpoints import declare, hit
 from treering.core.query import forks_depend_on_it, ref_exists_again
 from treering.core.records import Erased
-from treering.core.rollups import MEASURES, deltas
+from treering.core.rollups import MEASURES, RollupKey, deltas
 from treering.engines.sql.commit.decide import invalidate_caches, unpack_receipt
 from treering.engines.sql.commit.write import commit_of, commit_row, replace_commit
 from treering.engines.sql.gc.mark import PAGE, Mark, Walk, slot_key
@@ -163,9 +163,7 @@ class ErasurePlan:
         return self._database.reading() if session is None else nullcontext(session)
 
 
-_CELL: Final = " AND ".join(
-    f"{name} = ?" for name in ("space", "grain", "key", "day", "agent", "model", "kind", "currency")
-)
+_CELL: Final = " AND ".join(f"{name} = ?" for name in ("space", *RollupKey._fields))
 _DROP_EMPTY: Final = (
     f"DELETE FROM rollup WHERE {_CELL} AND {' AND '.join(f'{name} = 0' for name in MEASURES)}"
 )

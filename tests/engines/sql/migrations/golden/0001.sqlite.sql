@@ -185,6 +185,7 @@ CREATE TABLE rollup (
   model TEXT NOT NULL,
   kind TEXT NOT NULL,
   currency TEXT NOT NULL,
+  bucket SMALLINT NOT NULL,
   events INTEGER NOT NULL,
   errors INTEGER NOT NULL,
   input_tokens INTEGER NOT NULL,
@@ -198,9 +199,9 @@ CREATE TABLE rollup (
   duration_us INTEGER NOT NULL,
   unpriced_events INTEGER NOT NULL,
   unpriced_tokens INTEGER NOT NULL,
-  PRIMARY KEY (space, grain, "key", day, agent, model, kind, currency)
+  PRIMARY KEY (space, grain, "key", day, agent, model, kind, currency, bucket)
 ) WITHOUT ROWID;
-INSERT INTO "rollup" VALUES(1,'run','g92KDFtpvTA',20000,'planner','m-1','message','EUR',1,0,412,0,0,0,96,12,0,1500000,8230000,0,0);
+INSERT INTO "rollup" VALUES(1,'run','g92KDFtpvTA',20000,'planner','m-1','message','EUR',0,1,0,412,0,0,0,96,12,0,1500000,8230000,0,0);
 CREATE TABLE run (
   space INTEGER NOT NULL,
   no INTEGER NOT NULL,

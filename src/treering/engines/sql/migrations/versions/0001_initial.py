@@ -280,6 +280,7 @@ def upgrade() -> None:
         sa.Column("model", NAME, nullable=False),
         sa.Column("kind", NAME, nullable=False),
         sa.Column("currency", NAME, nullable=False),
+        sa.Column("bucket", sa.SmallInteger(), autoincrement=False, nullable=False),
         sa.Column("events", NUMBER, nullable=False),
         sa.Column("errors", NUMBER, nullable=False),
         sa.Column("input_tokens", NUMBER, nullable=False),
@@ -293,7 +294,9 @@ def upgrade() -> None:
         sa.Column("duration_us", NUMBER, nullable=False),
         sa.Column("unpriced_events", NUMBER, nullable=False),
         sa.Column("unpriced_tokens", NUMBER, nullable=False),
-        sa.PrimaryKeyConstraint("space", "grain", "key", "day", "agent", "model", "kind", "currency"),
+        sa.PrimaryKeyConstraint(
+            "space", "grain", "key", "day", "agent", "model", "kind", "currency", "bucket"
+        ),
         sqlite_with_rowid=False,
     )
     op.create_table(
