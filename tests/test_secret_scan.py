@@ -102,6 +102,14 @@ def test_a_key_is_found_wherever_it_stands(rule, key):
 
 
 @EACH_KEY
+def test_a_key_is_found_between_bytes_that_are_no_text(rule, key):
+    noise = random.Random(key).randbytes(5000)
+    for around in (noise, b"\0" * 5000, "слово и дело ".encode() * 300):
+        (found,) = scan_secrets(around + b"\n" + key.encode() + b"\n" + around)
+        assert found.rule == rule
+
+
+@EACH_KEY
 def test_a_key_is_found_in_json_and_in_an_environment(rule, key):
     from json import dumps
 

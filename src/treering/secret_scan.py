@@ -9,10 +9,11 @@ in their documentation are let through, and so is a line that says ``gitleaks:al
 ``pragma: allowlist secret``.
 
 **Speed.** Snapshots scan every new file, so most bytes must cost next to nothing. A key is, or ends with, a
-long run of letters and digits; a translation to one byte per class and one search find these runs at a
-gigabyte a second, and only what is around a run with a digit in it, or around one of a few prefixes, is
-matched with the rules. **Invariant:** a finding never holds the secret; it has the first characters, the
-length, and the line.
+long run of letters and digits (of some, with dashes among them): translations to one byte per class and a
+search each find these runs at 250 MB a second in text, and only what is around one with a digit or a known
+beginning in it is matched with the rules. Compressed and encrypted data have no run of printable characters
+and are done four times as fast. **Invariant:** a finding never holds the secret; it has the first
+characters, the length, and the line.
 """
 
 from __future__ import annotations
@@ -153,11 +154,23 @@ _BACK: Final = {b":aa": 10, b".atlasv1": 14}
 SCAN_RULES: Final = sha256(_BY_FORM.pattern + _BY_NAME.pattern).hexdigest()[:16]
 """Changes with the rules: what was scanned with others is scanned again."""
 
-_CLASSES: Final = bytes(ord("a") if chr(code).isalnum() and code < 128 else ord(" ") for code in range(256))  # noqa: PLR2004
+_LETTERS: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
+_PLAIN: Final = bytes(
+    ord("a" if 0x20 <= code < 0x7F or code in b"\t\n\r" else " " if code >= 0x80 else "\0")  # noqa: PLR2004
+    for code in range(256)
+)
+_ALNUM: Final = bytes(ord("a" if code in _LETTERS else " ") for code in range(256))
+_WORD: Final = bytes(ord("a" if code in _LETTERS or code in b"_-" else " ") for code in range(256))
 _RUN: Final = b"a" * 16
+_LONG_RUN: Final = b"a" * 26
+_PEEK: Final = 1024
 _DIGIT: Final = re.compile(rb"[0-9]")
-# Keys that may have no long run, because "-" and "_" are among their characters, or that need none.
-_PREFIXES: Final = (b"AIza", b"sk-", b"GOCSPX-", b"glpat-", b"SG.", b"hf_", b"://", b"PASSW", b"PASSPH")
+# Keys that may have no long run of letters and digits, because "-" and "_" are among their characters.
+_DASHED: Final = re.compile(rb"AIza|sk-|GOCSPX-|glpat-|hf_")
+_SENDGRID: Final = 43
+"""The length of the second half of a SendGrid key, which a dot precedes."""
+# What needs no long run at all. The last one only where there is an "@".
+_WORDS: Final = (b"PASSW", b"PASSPH", b"://hooks.slack", b"://")
 
 _PLACEHOLDER: Final = re.compile(
     rb"(?i)example|placeholder|changeme|change[-_]me|your[-_]?|dummy|sample|redacted|fake|xxxx|\*\*\*|\.\.\."
@@ -379,20 +392,20 @@ def _confirmed(
 
 def _windows(data: bytes) -> list[tuple[int, int]]:
     """Return the parts of a text that may hold a secret, in order; they do not overlap."""
-    places: list[tuple[int, int]] = []
-    shape = data.translate(_CLASSES)
-    at = shape.find(_RUN)
-    while at >= 0:
-        stop = shape.find(b" ", at)
-        stop = len(data) if stop < 0 else stop
-        if _DIGIT.search(data, at, stop) is not None:
-            places.append((at, stop))
-        at = shape.find(_RUN, stop)
-    for prefix in _PREFIXES:
-        at = data.find(prefix)
+    if not _is_text(data):
+        return []
+    places = [each for each in _runs(data, _ALNUM, _RUN) if _DIGIT.search(data, *each) is not None]
+    places += [
+        (start, stop)
+        for start, stop in _runs(data, _WORD, _LONG_RUN)
+        if _DASHED.search(data, start, stop) is not None
+        or (stop - start >= _SENDGRID and data[start - 1 : start] == b".")
+    ]
+    for word in _WORDS if b"@" in data else _WORDS[:-1]:
+        at = data.find(word)
         while at >= 0:
-            places.append((at, at + len(prefix)))
-            at = data.find(prefix, at + len(prefix))
+            places.append((at, at + len(word)))
+            at = data.find(word, at + len(word))
     if not places:
         return []
     windows: list[tuple[int, int]] = []
@@ -403,6 +416,25 @@ def _windows(data: bytes) -> list[tuple[int, int]]:
         else:
             windows.append((start, stop))
     return windows
+
+
+def _is_text(data: bytes) -> bool:
+    """Whether there is any text in it; in compressed or encrypted data there is none."""
+    if _RUN in data[:_PEEK].translate(_PLAIN):
+        return True
+    shape = data.translate(_PLAIN)
+    return _RUN in shape or b"\0" not in shape
+
+
+def _runs(data: bytes, classes: bytes, least: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the runs of characters of a class that are as long as ``least`` or longer."""
+    shape = data.translate(classes)
+    at = shape.find(least)
+    while at >= 0:
+        stop = shape.find(b" ", at)
+        stop = len(data) if stop < 0 else stop
+        yield at, stop
+        at = shape.find(least, stop)
 
 
 def _secret(rule: str, found: re.Match[bytes]) -> bytes | None:

@@ -2,9 +2,10 @@
 
 Small files are written in batches: runs of files, from whichever folders, that are worth one read and fit
 into memory. They cost many short system calls, and two threads that make short calls lose more to handing the
-interpreter lock back and forth than they gain, so the calling thread writes all of them. A large file is few
-long calls: a second thread writes those meanwhile, object by object. What is already in place in the old
-version of a large file is copied from there by the kernel instead of being fetched (`ExistingFile`).
+interpreter lock back and forth than they gain, so the calling thread writes all of them, while a second one
+reads, verifies and scans the next batches. A large file is few long calls: a third thread writes those
+meanwhile, object by object. What is already in place in the old version of a large file is copied from there
+by the kernel instead of being fetched (`ExistingFile`).
 
 **Invariant:** no file is written in its final place. All of them go into folders of the staging area, where
 they are complete and have their mode before anything in the target changes (`restore`). Runs of zeros in
@@ -69,7 +70,7 @@ _PLACED: Final = failpoints.declare("restore.file_placed", "a restored file is i
 
 
 class ContentSource(Protocol):
-    """Where contents come from. Two threads use it."""
+    """Where contents come from. Three threads use it."""
 
     def contents(self, names: Sequence[str]) -> Mapping[str, Content]:
         """Return verified contents by name."""
@@ -101,17 +102,24 @@ class TargetFolder(Protocol):
 class FileBatch:
     """Some small files that are written together, or one large file."""
 
-    __slots__ = ("files", "future", "size")
+    __slots__ = ("contents", "files", "future", "size")
 
     def __init__(self) -> None:
         self.files: list[tuple[TargetFolder, FileEntry]] = []
         self.size = 0
+        self.contents: Future[list[_FileContent]] | None = None
+        """Of small files: what is in each of them."""
         self.future: Future[None] | None = None
 
     @property
     def is_ready(self) -> bool:
         """Whether finishing it does not wait for the other thread."""
         return self.future is None or self.future.done()
+
+
+class _FileContent(NamedTuple):
+    pieces: list[bytes]
+    secrets: tuple[SecretMatch, ...]
 
 
 class _Stopped(Exception):
@@ -124,6 +132,7 @@ class FileWriter:
     def __init__(self, source: ContentSource) -> None:
         self._source = source
         self._large = ThreadPoolExecutor(1, "treering-large")
+        self._small = ThreadPoolExecutor(1, "treering-small")
         self._queued: deque[Future[None]] = deque()
         self._upcoming: deque[list[str]] = deque()
         self._full: deque[FileBatch] = deque()
@@ -136,7 +145,8 @@ class FileWriter:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        self._large.shutdown(wait=True, cancel_futures=True)
+        for each in (self._small, self._large):
+            each.shutdown(wait=True, cancel_futures=True)
 
     def stop(self) -> None:
         """Abandon the large file that is being written, if any."""
@@ -172,6 +182,7 @@ class FileWriter:
         batch, self._open = self._open, FileBatch()
         self._full.append(batch)
         self._source.expect(_names(batch))
+        batch.contents = self._small.submit(self._read_batch, batch.files)
 
     def _add_large(self, folder: TargetFolder, entry: FileEntry) -> FileBatch:
         batch = FileBatch()
@@ -184,14 +195,23 @@ class FileWriter:
             self.wait()
         return batch
 
-    def _write_batch(self, batch: FileBatch) -> None:
-        names = _names(batch)
+    def _read_batch(self, files: Sequence[tuple[TargetFolder, FileEntry]]) -> list[_FileContent]:
+        names = [name for _, entry in files for name in entry.content]
         found = self._source.contents(names) if names else dict[str, Content]()
-        for folder, entry in batch.files:
-            data = [found[name].data for name in entry.content]
-            self._write(folder, entry, data)
-            folder.secrets[entry.name] = scan_secrets(data[0] if len(data) == 1 else data)
-        batch.files.clear()
+        read: list[_FileContent] = []
+        for _, entry in files:
+            if self._is_stopped:
+                raise _Stopped
+            pieces = [found[name].data for name in entry.content]
+            read.append(_FileContent(pieces, scan_secrets(pieces[0] if len(pieces) == 1 else pieces)))
+        return read
+
+    def _write_batch(self, batch: FileBatch) -> None:
+        assert batch.contents is not None  # noqa: S101 - it was closed
+        for (folder, entry), read in zip(batch.files, batch.contents.result(), strict=True):
+            self._write(folder, entry, read.pieces)
+            folder.secrets[entry.name] = read.secrets
+        batch.files, batch.contents = [], None
 
     def _write_large(self, folder: TargetFolder, entry: FileEntry) -> None:
         cuts: list[int] = []
