@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import collections.abc
+import inspect
+import pkgutil
 import re
+import sys
+from datetime import UTC, datetime
 from html.parser import HTMLParser
+from importlib import import_module
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
 import treering
 from treering.approvals.approvals import Approval
-from treering.effects.effects import Effect
-from treering.limits.alerts import Alert
-from treering.maintenance.audit import Seal
-from treering.replays.steps import Step
-from treering.runs.follow import LiveEvent
-from treering.runs.listing import RunRecord
-from treering.runs.run import RunInfo
-from treering.runs.search import Hit
-from treering.runs.timeline import TimelineEvent
-from treering.schedules.tasks import OccurrenceReport, Task
-from treering.state.state import StateChange, StateEntry
-from treering.threads.checkpoint import CheckpointRecord
-from treering.threads.directory import ThreadInfo
-from treering.threads.partial import PartialReply
-from treering.workspaces.workspace import SnapshotInfo
+from treering.core.text import plain
+from treering.replays.fixtures import RecordedTest
+from treering.schedules.tasks import Task
+from treering.state.state import StateEntry
+from treering.threads.chats import ChatLine
+from treering.threads.compaction import Compaction
 
 EVIL = "<script>alert('x')</script>"
 
@@ -116,15 +114,94 @@ def test_what_an_agent_wrote_never_becomes_markup(store):
         assert "<script>" in found.text
 
 
-HELD = [
-    Alert, Approval, CheckpointRecord, Effect, Hit, LiveEvent, OccurrenceReport, PartialReply, RunInfo,
-    RunRecord, Seal, SnapshotInfo, StateChange, StateEntry, Step, Task, ThreadInfo, TimelineEvent,
-]  # fmt: skip
+DURATION = re.compile(r"(duration|offset|wait|late|took|busy|max|mean|p\d\d|window|interval)_us")
 
 
-@pytest.mark.parametrize("held", HELD, ids=lambda held: held.__name__)
-def test_each_time_in_microseconds_has_a_readable_twin(held):
-    times = [each for each in held.__struct_fields__ if re.search(r"(^ts|_at|^last_run|^next_run)_us$", each)]
-    assert times
-    missing = [each for each in times if not hasattr(held, each.removesuffix("_us"))]
-    assert missing == []
+def test_each_time_in_microseconds_has_its_datetime():
+    """Of every class that a user gets from a store, sync or async, at whatever distance."""
+    held = classes_behind(treering.Store, treering.AsyncStore, RecordedTest)
+    assert {Task, Approval, StateEntry, RecordedTest, Compaction, ChatLine} <= held
+    times = {
+        (each, name)
+        for each in held
+        for name in dir(each)
+        if name.endswith("_us") and name[0] != "_" and name != "now_us" and not DURATION.fullmatch(name)
+    }
+    assert len(times) > 40
+    wrong = [
+        f"{each.__module__}.{each.__name__}.{name}"
+        for each, name in times
+        if datetime
+        not in {gives(each, name.removesuffix("_us")), *get_args(gives(each, name.removesuffix("_us")))}
+    ]
+    assert wrong == []
+
+
+def test_no_time_is_text():
+    held = classes_behind(treering.Store, treering.AsyncStore, RecordedTest)
+    texts = [
+        f"{each.__module__}.{each.__name__}.{name}"
+        for each in held
+        for name in dir(each)
+        if re.fullmatch(r"ts|[a-z_]+_at|(last|next)_run", name)
+        and str in {gives(each, name), *get_args(gives(each, name))}
+    ]
+    assert texts == []
+
+
+def test_times_are_in_utc_and_json_has_their_text():
+    entry = StateEntry(key="k", value=1, version=1, changed_at_us=1_700_000_000_250_000)
+    assert entry.changed_at == datetime(2023, 11, 14, 22, 13, 20, 250_000, tzinfo=UTC)
+    assert plain([entry])[0]["changed_at"] == "2023-11-14T22:13:20.250000+00:00"
+
+
+def classes_behind(*roots: type) -> set[type]:
+    """The classes that public attributes of these classes give, and those of what they give."""
+    found: set[type] = set()
+    left: list[Any] = list(roots)
+    while left:
+        each = left.pop()
+        left += [
+            part
+            for argument in get_args(each)
+            for part in (argument if type(argument) is list else [argument])
+        ]
+        kind = get_origin(each) or each
+        if isinstance(kind, type) and kind not in found and kind.__module__.startswith(DOMAINS):
+            found.add(kind)
+            left += [gives(kind, name) for name in dir(kind) if name[0] != "_"]
+    return found
+
+
+def gives(kind: type, name: str) -> Any:
+    """The type of an attribute, or of what a method returns."""
+    member = inspect.getattr_static(kind, name, None)
+    member = getattr(member, "fget", None) or getattr(member, "__func__", None) or member
+    if inspect.isfunction(member):
+        return hints(member, member.__globals__).get("return")
+    annotated = [each for each in kind.__mro__ if name in inspect.get_annotations(each)]
+    return hints(annotated[0], vars(sys.modules[annotated[0].__module__]))[name] if annotated else None
+
+
+def hints(annotated: Any, scope: dict[str, Any]) -> dict[str, Any]:
+    """Its annotations. Names in the scope go first: what is imported for type checkers only is not in it."""
+    return get_type_hints(annotated, globalns=NAMES | scope)
+
+
+DOMAINS = tuple(
+    f"treering.{each}"
+    for each in ("aio", "store", "threads", "runs", "limits", "memory", "state", "schedules", "workspaces",
+                 "effects", "approvals", "maintenance", "replays")
+)  # fmt: skip
+for each in pkgutil.walk_packages(treering.__path__, "treering."):
+    if each.name.startswith(DOMAINS) and not each.name.startswith("treering.replays"):
+        import_module(each.name)
+NAMES: dict[str, Any] = vars(collections.abc) | {
+    name: value
+    for module in list(sys.modules.values())
+    if module.__name__.startswith(
+        ("treering.", "datetime", "decimal", "pathlib", "re", "threading", "typing")
+    )
+    for name, value in vars(module).items()
+}
+"""What annotations name; modules import much of it for type checkers only."""

@@ -932,7 +932,12 @@ class AsyncCheckpoint:
         return self._checkpoint.step
 
     @property
-    def created_at(self) -> str:
+    def created_at_us(self) -> int:
+        """Async twin of `Checkpoint.created_at_us`."""
+        return self._checkpoint.created_at_us
+
+    @property
+    def created_at(self) -> datetime:
         """Async twin of `Checkpoint.created_at`."""
         return self._checkpoint.created_at
 

@@ -110,7 +110,7 @@ def test_an_imported_state_is_resumed(outputs, tmp_path):
         assert [{name: event[name] for name in EVENTS[0]} for event in events] == EVENTS
         assert [each.id for each in store.threads()] == ["standup", "solo-chat"]  # newest first
         thread = store.thread("solo-chat")
-        assert thread.load().created_at == "2025-09-04T15:33:30.250000+00:00"
+        assert str(thread.load().created_at) == "2025-09-04 15:33:30.250000+00:00"
         config = object()
         state = State(config)
         thread.restore_state(state)

@@ -83,7 +83,7 @@ def test_the_documents_file_becomes_a_thread_with_a_run_for_each_prompt(store, f
     assert {(run.agent, run.thread, run.meta["sandbox_id"]) for run in (first, second)} == {
         ("qwen", THREAD, "sbx_123")
     }
-    assert first.started_at.startswith("2025-10-26T20:15:17.984")
+    assert str(first.started_at).startswith("2025-10-26 20:15:17.984")
     labels = [event.label for event in store.timeline.of_run(second.id).events]
     assert labels == ["user message", "call ls", "ls result", "assistant message"]
     assert [message["content"] for message in store.thread(THREAD).load().messages] == [
@@ -137,7 +137,7 @@ def test_a_bad_first_line_is_made_up_for_by_the_name_of_the_file(store, folder):
     assert {(run.agent, run.thread, run.meta["sandbox_id"]) for run in (first, second)} == {
         ("qwen", THREAD, "sbx_123")
     }
-    assert first.started_at.startswith("2025-10-26T20:15:17.984")
+    assert str(first.started_at).startswith("2025-10-26 20:15:17.984")
 
 
 def test_metadata_that_cannot_be_read_and_other_files_are_counted(store, folder):

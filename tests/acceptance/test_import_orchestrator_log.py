@@ -71,7 +71,11 @@ def counts(report):
 def messages(store, run_id):
     events = store.timeline.of_run(run_id).events
     return list(
-        zip([event.ts for event in events], store.timeline.content(*(e.body for e in events)), strict=True)
+        zip(
+            [event.ts.isoformat() for event in events],
+            store.timeline.content(*(e.body for e in events)),
+            strict=True,
+        )
     )
 
 
@@ -97,7 +101,7 @@ def test_run_ids_project_ids_times_and_significant_events(store, log):
         "run-10": (None, "error"),
         "run-1": (12, "ok"),
     }
-    assert runs[RUN].started_at == "2025-09-03T08:00:01.250000+00:00"
+    assert str(runs[RUN].started_at) == "2025-09-03 08:00:01.250000+00:00"
     assert messages(store, RUN) == [
         ("2025-09-03T08:00:01.250000+00:00", f"run {RUN} started for project 7"),
         ("2025-09-03T08:00:02+00:00", "plan ready"),

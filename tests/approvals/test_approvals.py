@@ -223,7 +223,11 @@ def test_each_question_raises_one_alert_with_a_link(timed, clock) -> None:
     assert [each.rule for each in alerts] == ["approval.requested", "approval.escalated", "approval.expired"]
     figures = alerts[0].figures
     assert figures["link"] == f"https://agents.example.com/#/approvals/{question.id}"
-    assert (figures["tool"], figures["who"], figures["until"]) == ("pay", ["bob"], question.due_at)
+    assert (figures["tool"], figures["who"], figures["until"]) == (
+        "pay",
+        ["bob"],
+        question.due_at.isoformat(),
+    )
     assert alerts[1].figures["who"] == ["boss"]
     assert alerts[2].figures["status"] == "denied"
 

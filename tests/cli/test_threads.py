@@ -170,7 +170,7 @@ class TestShow:
     def test_each_way_to_name_a_checkpoint(self, treering_, desk, way):
         first = ids(desk)[0]
         with treering.open(desk) as store:
-            time = store.thread("support/alice").at(0).created_at
+            time = store.thread("support/alice").at(0).created_at.isoformat()
             every_id = [
                 checkpoint.id
                 for info in store.threads(namespace=None)

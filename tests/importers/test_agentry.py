@@ -77,7 +77,7 @@ def test_an_imported_state_is_restored_into_an_object(store, outputs):
     ]
     assert [event.t for event in store.transcript("debate").read()] == [1.5, 2.5]
     checkpoint = store.thread("debate").head
-    assert checkpoint.created_at == "2023-11-14T22:13:20.250000+00:00"
+    assert str(checkpoint.created_at) == "2023-11-14 22:13:20.250000+00:00"
     assert checkpoint.items("history") == STATE["history"]
     live = Opaque()
     live.cfg = config = object()

@@ -147,7 +147,7 @@ def test_a_session_log(store, tmp_path):
     assert told(load_session(path, store)) == [(2, 0, 2, 0)]
     chat = store.chat("telegram", 7)
     chat.synchronise(at_least=2)
-    assert [(line.role, line.content, line.ts, line.user_id) for line in chat.log().read()] == [
+    assert [(line.role, line.content, line.ts.isoformat(), line.user_id) for line in chat.log().read()] == [
         ("user", "hi", SAID["ts"], "7"),
         ("assistant", "hello", SAID["ts"], None),
     ]

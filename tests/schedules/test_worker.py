@@ -73,8 +73,8 @@ def test_the_handler_receives_the_task_and_its_recipient(store, clock, work):
     assert occurrence.scheduled_at.isoformat() == "2026-02-25T08:00:00+01:00"
     assert (occurrence.attempt, occurrence.token, occurrence.thread_id) == (1, 1, f"scheduler_{task.id}")
     now = store.schedules.get(task.id)
-    assert now.last_run == "2026-02-25T07:00:05+00:00"
-    assert now.next_run == "2026-02-26T07:00:00+00:00"
+    assert str(now.last_run) == "2026-02-25 07:00:05+00:00"
+    assert str(now.next_run) == "2026-02-26 07:00:00+00:00"
     assert now.runs == 1
 
 

@@ -148,7 +148,7 @@ def test_adds_up_by_agent_and_day(client, run):
     table = client.get("/cost?by=agent").json()
     assert [(each["key"], each["tokens"]) for each in table["parts"]] == [("planner", 508)]
     (day,) = client.get("/cost").json()["parts"]
-    assert day["key"] == run.info.started_at[:10]
+    assert day["key"] == run.info.started_at.date().isoformat()
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_history_has_timestamps():
         store.state.set("key", 2)
         newest, oldest = store.state.history("key")
         assert newest.changed_at_us - oldest.changed_at_us == 60_000_000
-        assert oldest.changed_at == "2023-11-14T22:13:20+00:00"
+        assert str(oldest.changed_at) == "2023-11-14 22:13:20+00:00"
 
 
 def test_keys_are_listed_by_prefix_within_a_namespace(store):

@@ -160,7 +160,7 @@ def test_a_checkpoint_as_a_dict(store):
         "namespace": "ns",
         "parent_id": None,
         "step": 0,
-        "created_at": checkpoint.created_at,
+        "created_at": checkpoint.created_at.isoformat(),
         "note": "first",
         "tags": ["x"],
         "metadata": {"m": 2},

@@ -191,7 +191,7 @@ def test_checkpoints_are_found_by_id_step_and_time(store):
     checkpoints = list(thread.history())
     assert thread.at(checkpoints[2].id) == checkpoints[2]
     assert thread.at(3).step == 3
-    checkpoint = datetime.fromisoformat(checkpoints[1].created_at)
+    checkpoint = checkpoints[1].created_at
     assert thread.at(checkpoint).created_at <= checkpoints[1].created_at
     for which in (99, new_checkpoint_id(SystemClock())[0]):
         with pytest.raises(NotFound):

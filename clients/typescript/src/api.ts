@@ -38,6 +38,7 @@ export interface Alert {
   thread?: string | null;
   namespace?: string;
   figures?: Record<string, Json>;
+  ts: string;
 }
 
 /** Alerts, newest first. */
@@ -93,6 +94,9 @@ export interface Approval {
   value: Json;
   answered_at_us: number | null;
   answer_checkpoint_id: string | null;
+  asked_at: string;
+  due_at: string | null;
+  answered_at: string | null;
 }
 
 /**
@@ -507,6 +511,9 @@ export interface Effect {
   decided_by?: string | null;
   note?: string | null;
   checkpoint_id?: string | null;
+  planned_at: string;
+  started_at?: string | null;
+  ended_at?: string | null;
 }
 
 /** What became of an unknown effect: it ``happened`` (with a result), ``retry`` it, or ``abandon`` it. */
@@ -657,9 +664,10 @@ export interface GrowthDay {
 
 /** An event of a timeline, in short. */
 export interface Happened {
-  ts: string;
+  ts_us: number;
   label: string;
   agent?: string | null;
+  ts: string;
 }
 
 /** Checkpoints, newest first. */
@@ -684,6 +692,7 @@ export interface Hit {
   role: string | null;
   matched: number;
   snippet: string;
+  ts: string;
 }
 
 /** An error: its class, message, HTTP status, and whether retrying may succeed. */
@@ -763,6 +772,8 @@ export interface LiveEvent {
   duration_us?: number | null;
   data?: Json;
   body?: string | null;
+  ts: string;
+  committed_at: string;
 }
 
 /** A document that was read, written or deleted during a step, a search, or what was put into a prompt. */
@@ -775,6 +786,7 @@ export interface MemoryAccess {
   found?: string[];
   version?: number | null;
   text?: string | null;
+  at: string;
 }
 
 /** The changes between two versions; ``text`` is a unified diff, empty if the content is the same. */
@@ -848,6 +860,7 @@ export interface MemoryVersion {
   provenance: Provenance | null;
   changed_at_us: number;
   seq: number;
+  changed_at: string;
 }
 
 /** A message that differs at the same index in both. */
@@ -1049,6 +1062,9 @@ export interface OccurrenceReport {
   duration_us?: number;
   late_us?: number;
   manual?: boolean;
+  scheduled_at: string;
+  last_scheduled_at: string;
+  ended_at: string;
 }
 
 /** An unfinished occurrence: waiting, or (if ``worker`` is set) claimed by a worker. */
@@ -1059,6 +1075,8 @@ export interface OpenOccurrence {
   attempt?: number;
   token?: number;
   manual?: boolean;
+  at: string;
+  claimed_at?: string;
 }
 
 /** A file that a session has left in the ``output`` folder of its workspace. */
@@ -1212,6 +1230,7 @@ export interface RerunJob {
   started_at_us: number;
   group?: string | null;
   error?: string | null;
+  started_at: string;
 }
 
 /** What to rerun: the first call that is made for real, and variants of model and system prompt. */
@@ -1302,6 +1321,8 @@ export interface RunInfo {
   meta?: Record<string, Json>;
   tags?: string[];
   parent?: string | null;
+  started_at: string;
+  ended_at?: string | null;
 }
 
 /**
@@ -1362,6 +1383,7 @@ export interface RunRecord {
   data: Record<string, Json>;
   has_input: boolean;
   has_output: boolean;
+  started_at: string;
 }
 
 /** The beginning of a message on one line, and who says it. */
@@ -1402,6 +1424,7 @@ export interface Seal {
   key?: string | null;
   signature?: string | null;
   entries?: SealedCommit[] | null;
+  sealed_at: string;
 }
 
 /** The seals of a project, oldest first, without their lists of commits. */
@@ -1426,6 +1449,7 @@ export interface SealedCommit {
   append?: string[];
   ref?: string[];
   text?: string[];
+  committed_at: string;
 }
 
 /**
@@ -1526,6 +1550,7 @@ export interface SnapshotInfo {
   left_out?: LeftOut[];
   changed?: string[];
   secrets?: FoundSecret[];
+  taken_at: string;
 }
 
 /** A path that cannot be restored, and why. */
@@ -1592,6 +1617,7 @@ export interface StateChange {
   version: number | null;
   changed_at_us: number;
   seq: number;
+  changed_at: string;
 }
 
 /** A key and its current value. ``version`` counts every change, deletions included. */
@@ -1600,6 +1626,7 @@ export interface StateEntry {
   value: Json;
   version: number;
   changed_at_us: number;
+  changed_at: string;
 }
 
 /** Keys with their values, in order. */
@@ -1655,6 +1682,7 @@ export interface Step {
   cost_so_far: Record<string, number>;
   call: number;
   span?: string | null;
+  started_at: string;
 }
 
 /** How many steps a run has. */
@@ -1682,6 +1710,7 @@ export interface StepView {
   state: State | null;
   files: Files | null;
   memory: MemoryAccess[];
+  until: string;
 }
 
 /** What to keep (without a rule: everything), and whether to change anything. */
@@ -1722,6 +1751,10 @@ export interface Task {
   claims?: number;
   last_manual_us?: number;
   metadata?: Record<string, Json>;
+  created_at: string;
+  last_run?: string | null;
+  next_run?: string | null;
+  last_manual?: string;
 }
 
 /** A thread whose id or messages contain the words. */
@@ -1732,6 +1765,7 @@ export interface ThreadHit {
   part: "id" | "message" | "run";
   role?: string | null;
   snippet?: string;
+  updated_at: string;
 }
 
 /** A thread, as its head describes it. */
@@ -1870,6 +1904,7 @@ export interface Vote {
   at_us: number;
   reason?: string | null;
   value?: Json;
+  at: string;
 }
 
 /** A URL that alerts are sent to. */

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
 
@@ -51,7 +52,7 @@ from treering.approvals.questions import (
     policy_fields,
     read_question,
 )
-from treering.core.clock import to_iso
+from treering.core.clock import to_datetime, to_iso
 from treering.core.encoding import encode_json
 from treering.core.ids import check_id, new_id, only_match, thread_scope
 from treering.core.query import ListQuery, each_listed, each_ref
@@ -122,19 +123,19 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     answer_checkpoint_id: str | None
 
     @property
-    def asked_at(self) -> str:
-        """When it was asked, ISO 8601 with offset."""
-        return to_iso(self.asked_at_us)
+    def asked_at(self) -> datetime:
+        """When it was asked, in UTC."""
+        return to_datetime(self.asked_at_us)
 
     @property
-    def due_at(self) -> str | None:
-        """The next deadline, ISO 8601 with offset."""
-        return None if self.due_at_us is None else to_iso(self.due_at_us)
+    def due_at(self) -> datetime | None:
+        """The next deadline, in UTC."""
+        return to_datetime(self.due_at_us)
 
     @property
-    def answered_at(self) -> str | None:
-        """When it was decided, ISO 8601 with offset."""
-        return None if self.answered_at_us is None else to_iso(self.answered_at_us)
+    def answered_at(self) -> datetime | None:
+        """When it was decided, in UTC."""
+        return to_datetime(self.answered_at_us)
 
     @property
     def tool(self) -> str | None:
@@ -181,6 +182,11 @@ class Examined(msgspec.Struct, frozen=True, kw_only=True):
     escalated: tuple[str, ...] = ()
     expired: tuple[str, ...] = ()
     next_due_us: int | None = None
+
+    @property
+    def next_due(self) -> datetime | None:
+        """In UTC."""
+        return to_datetime(self.next_due_us)
 
 
 class Threads(Protocol):
@@ -601,7 +607,7 @@ class Approvals:
     def _raise(self, rule: str, approval: Approval, what: str, link: str | None) -> bool:
         """Raise an alert about a question, once."""
         subject = f"a call of {approval.tool!r}" if approval.tool else "a question"
-        until = f" until {approval.due_at}" if approval.due_at else ""
+        until = to_iso(approval.due_at_us)
         about = encode_json(approval.arguments, keep_order=True).decode()
         figures: dict[str, Any] = {
             "approval": approval.id,
@@ -609,7 +615,7 @@ class Approvals:
             "tool": approval.tool,
             "arguments": about if len(about) <= _SHOWN else about[:_SHOWN] + "...",
             "who": list(approval.who),
-            "until": approval.due_at,
+            "until": until,
             "then": approval.policy.then,
             "cost_nanos": approval.cost_nanos,
             "decided_by": list(approval.decided_by),
@@ -620,7 +626,7 @@ class Approvals:
             ts_us=self._clock.now_us(),
             level="critical" if rule == EXPIRED else "warning",
             rule=rule,
-            message=f"{subject} of thread {approval.thread_id!r} {what}{until}",
+            message=f"{subject} of thread {approval.thread_id!r} {what}{f' until {until}' if until else ''}",
             run=approval.run_id,
             agent=approval.agent,
             thread=approval.thread_id,

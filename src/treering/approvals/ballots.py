@@ -12,6 +12,7 @@ gets `AlreadyAnswered`, with the name of who was faster.
 
 from __future__ import annotations
 
+from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -30,6 +31,7 @@ from treering.approvals.policy import (
 )
 from treering.approvals.questions import approval_id, interrupt_id, read_question
 from treering.core.batch import ABSENT, Draft, Event, Listing
+from treering.core.clock import to_datetime
 from treering.core.content import INLINE_LIMIT, Address, Content
 from treering.core.encoding import decode, decode_json, encode_json
 from treering.core.ids import Scope, check_id, thread_key, thread_scope
@@ -72,6 +74,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_id: str
     pending: Any
     asked_us: int
+
+    @property
+    def asked(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.asked_us)
 
     @property
     def id(self) -> str:

@@ -11,12 +11,13 @@ changes, because votes are only added while the question is open, and time only 
 
 from __future__ import annotations
 
+from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import msgspec
 
-from treering.core.clock import SECOND_US, to_iso
+from treering.core.clock import SECOND_US, to_datetime
 from treering.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -60,9 +61,9 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     value: Any = None
 
     @property
-    def at(self) -> str:
-        """When, ISO 8601 with offset."""
-        return to_iso(self.at_us)
+    def at(self) -> datetime:
+        """When, in UTC."""
+        return to_datetime(self.at_us)
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):

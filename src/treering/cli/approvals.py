@@ -367,9 +367,9 @@ def _question(approval: Approval) -> str:
 def _approval(approval: Approval) -> dict[str, Any]:
     return {
         **plain(approval),
-        "asked_at": approval.asked_at,
-        "due_at": approval.due_at,
-        "answered_at": approval.answered_at,
+        "asked_at": approval.asked_at.isoformat(),
+        "due_at": approval.due_at and approval.due_at.isoformat(),
+        "answered_at": approval.answered_at and approval.answered_at.isoformat(),
         "decided_by": list(approval.decided_by),
         "reason": approval.reason,
         "arguments": plain(approval.arguments),

@@ -61,9 +61,9 @@ def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
 
 def plain(value: Any) -> Any:
     """Return a struct as plain data for `show`."""
-    import msgspec
+    from treering.core import text
 
-    return msgspec.to_builtins(value, str_keys=True)
+    return text.plain(value)
 
 
 def say(text: str) -> None:

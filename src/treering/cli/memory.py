@@ -13,6 +13,7 @@ from treering.cli.console import clean, counts, limited, rows, say, show
 from treering.cli.help import Commands
 from treering.cli.options import JsonOption, LimitOption, StorePlace, UserNamespaceOption, takes_store
 from treering.cli.progress import progress
+from treering.core.clock import to_iso
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -229,7 +230,7 @@ def history(
         {
             "version": each.version,
             "operation": each.operation,
-            "changed_at": each.changed_at,
+            "changed_at": each.changed_at.isoformat(),
             "provenance": each.provenance,
             "document": None if each.document is None else _to_dict(each.document),
         }

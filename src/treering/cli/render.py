@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from treering.cli.console import clean, coloured, dim, size
+from treering.core.clock import to_iso
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -149,7 +150,7 @@ def summary(checkpoint: CheckpointRecord) -> dict[str, Any]:
         "namespace": checkpoint.namespace,
         "parent_id": checkpoint.parent,
         "step": checkpoint.step,
-        "created_at": checkpoint.created_at,
+        "created_at": checkpoint.created_at.isoformat(),
         "note": checkpoint.note,
         "tags": list(checkpoint.tags),
         "message_count": checkpoint.message_count,

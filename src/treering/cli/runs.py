@@ -678,9 +678,7 @@ def _step_to_json(step: ReplayStep) -> str:
 
 
 def _event_to_plain(event: LiveEvent | TimelineEvent) -> Any:
-    from treering.runs.timeline import TimelineEvent
-
-    return {**plain(event), "ts": event.ts} if isinstance(event, TimelineEvent) else plain(event)
+    return plain(event)
 
 
 def _contents(opened: Store, events: Sequence[LiveEvent | TimelineEvent]) -> list[Any]:

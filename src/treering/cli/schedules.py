@@ -23,6 +23,7 @@ from treering.cli.options import (
 )
 from treering.cli.render import as_json as json_text
 from treering.cli.render import one_line, raw, when
+from treering.core.clock import to_iso
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -262,7 +263,7 @@ def _task(task: Task) -> dict[str, Any]:
         **task.to_dict(),
         "tz": task.tz,
         "status": task.status,
-        "next_run": task.next_run,
+        "next_run": task.next_run and task.next_run.isoformat(),
         "runs": task.runs,
         "open_occurrences": msgspec.to_builtins(task.open_occurrences),
         "catch_up": task.policy.catch_up,
@@ -283,7 +284,7 @@ def _report(report: OccurrenceReport) -> dict[str, Any]:
 
     return {
         **msgspec.structs.asdict(report),
-        "scheduled_at": report.scheduled_at,
+        "scheduled_at": report.scheduled_at.isoformat(),
         "result": raw(report.result),
     }
 

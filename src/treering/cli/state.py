@@ -18,6 +18,7 @@ from treering.cli.options import (
 )
 from treering.cli.render import as_json as json_text
 from treering.cli.render import one_line, raw, when
+from treering.core.clock import to_iso
 
 if TYPE_CHECKING:
     from treering.state.state import StateEntry
@@ -181,7 +182,7 @@ def history(
         {
             "operation": each.operation,
             "version": each.version,
-            "changed_at": each.changed_at,
+            "changed_at": each.changed_at.isoformat(),
             "value": raw(each.value),
         }
         for each in changes
@@ -228,7 +229,7 @@ def _entry(entry: StateEntry) -> dict[str, Any]:
 
 
 def _plain(entry: StateEntry) -> dict[str, Any]:
-    return {"key": entry.key, "version": entry.version, "changed_at": entry.changed_at}
+    return {"key": entry.key, "version": entry.version, "changed_at": entry.changed_at.isoformat()}
 
 
 def _value(text: str) -> Any:

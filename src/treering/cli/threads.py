@@ -29,6 +29,7 @@ from treering.cli.render import (
     words,
 )
 from treering.cli.render import as_json as json_text
+from treering.core.clock import to_iso
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -182,8 +183,8 @@ def threads(
                 "last_message": raw(each.last_message),
                 "tokens": each.cost.tokens,
                 "cost": {name: float(amount) for name, amount in each.cost.amounts.items()},
-                "created_at": info.created_at,
-                "updated_at": info.updated_at,
+                "created_at": info.created_at.isoformat(),
+                "updated_at": info.updated_at.isoformat(),
                 "head": info.head,
                 "note": None if head is None else head.note,
                 "tags": [] if head is None else list(head.tags),
@@ -255,7 +256,7 @@ def log(
         "head": grown.thread.head,
         "forked_from": None if grown.origin is None else summary(grown.origin),
         "checkpoints": [{**summary(each), "on_line": each.id in grown.line} for each in grown.checkpoints],
-        "rewinds": [{"at": each.at, "from": each.before, "to": each.to} for each in grown.rewinds],
+        "rewinds": [{"at": to_iso(each.at_us), "from": each.before, "to": each.to} for each in grown.rewinds],
         "forks": grown.forks,
         "older": grown.older,
     }

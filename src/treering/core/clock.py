@@ -1,5 +1,8 @@
 """Clocks and time conversion. Stored times are integer microseconds UTC.
 
+On an object of the API, ``<name>_us`` is such an integer and ``<name>`` the same time as an aware datetime.
+In JSON, ``<name>`` is ISO 8601 text.
+
 No other module asks the system for the time: clocks are passed in, so that tests can use a `ManualClock` and
 decide exactly when a lease expires or a day begins.
 """
@@ -8,7 +11,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
-from typing import Final, Protocol
+from typing import Final, Protocol, overload
 
 SECOND_US: Final = 1_000_000
 DAY_US: Final = 86_400 * SECOND_US
@@ -52,9 +55,13 @@ def day_of(ts_us: int) -> int:
     return ts_us // DAY_US
 
 
-def to_datetime(ts_us: int) -> datetime:
-    """Return an aware UTC datetime, exact to the microsecond."""
-    return _EPOCH + timedelta(microseconds=ts_us)
+@overload
+def to_datetime(ts_us: int) -> datetime: ...
+@overload
+def to_datetime(ts_us: int | None) -> datetime | None: ...
+def to_datetime(ts_us: int | None) -> datetime | None:
+    """Return an aware UTC datetime, exact to the microsecond; ``None`` for no time."""
+    return None if ts_us is None else _EPOCH + timedelta(microseconds=ts_us)
 
 
 def from_datetime(moment: datetime) -> int:
@@ -64,6 +71,10 @@ def from_datetime(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
-def to_iso(ts_us: int) -> str:
-    """Return ISO 8601 text with a UTC offset."""
-    return to_datetime(ts_us).isoformat()
+@overload
+def to_iso(ts_us: int) -> str: ...
+@overload
+def to_iso(ts_us: int | None) -> str | None: ...
+def to_iso(ts_us: int | None) -> str | None:
+    """Return ISO 8601 text with a UTC offset, as JSON holds a time; ``None`` for no time."""
+    return None if ts_us is None else to_datetime(ts_us).isoformat()

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -37,8 +37,65 @@ def readable(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
+def plain(value: Any, *, enc_hook: Callable[[Any], Any] | None = None) -> Any:
+    """Return structs as plain data, and beside each time in microseconds the same time as ISO 8601 text.
+
+    A time is a field ``<name>_us`` of a class with a property ``<name>``.
+    """
+    built = msgspec.to_builtins(value, str_keys=True, enc_hook=enc_hook)
+    return _with_times(value, built)
+
+
+def _with_times(value: Any, built: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        fields: dict[str, Any] = {}
+        times = times_of(type(value))
+        for name, each in built.items():
+            if name in times:
+                time = getattr(value, times[name])
+                fields[times[name]] = None if time is None else time.isoformat()
+            fields[name] = _with_times(getattr(value, name), each)
+        return fields
+    if isinstance(value, list | tuple):
+        return [_with_times(*both) for both in zip(cast("list[Any]", value), built, strict=True)]
+    if isinstance(value, dict):
+        each = zip(cast("dict[Any, Any]", value).values(), built.items(), strict=True)
+        return {key: _with_times(one, other) for one, (key, other) in each}
+    return built
+
+
+@cache
+def times_of(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the fields of a class that are times in microseconds, and the property that is the datetime."""
+    names = {each: each.removesuffix("_us") for each in kind.__struct_fields__ if each.endswith("_us")}
+    return {us: name for us, name in names.items() if isinstance(getattr(kind, name, None), property)}
+
+
+@cache
+def structs_in(kind: Any) -> frozenset[type[msgspec.Struct]]:
+    """Return the struct classes that values of a type can hold."""
+    from msgspec.inspect import StructType, type_info  # loads much that most stores never need
+
+    found: set[type[msgspec.Struct]] = set()
+    left: list[Any] = [type_info(kind)]
+    while left:
+        each = left.pop()
+        if isinstance(each, StructType):
+            if each.cls in found:
+                continue
+            found.add(each.cls)
+            left += [field.type for field in each.fields]
+        else:
+            for name in ("item_type", "key_type", "value_type", "type"):
+                left += [getattr(each, name)] if hasattr(each, name) else []
+            left += [*getattr(each, "item_types", ()), *getattr(each, "types", ())]
+    return frozenset(found)
+
+
 def readable_json(value: Any, *, enc_hook: Callable[[Any], Any] | None = None) -> bytes:
-    """Encode a value as JSON, escaping names that are not UTF-8."""
+    """Encode a value as JSON, a struct as `plain` returns it, and escape names that are not UTF-8."""
+    if isinstance(value, msgspec.Struct) and any(map(times_of, structs_in(type(value)))):
+        value = plain(value, enc_hook=enc_hook)
     try:
         return msgspec.json.encode(value, enc_hook=enc_hook)
     except UnicodeEncodeError:

@@ -33,6 +33,7 @@ import os
 import threading
 import time
 from contextlib import suppress
+from datetime import datetime
 from itertools import dropwhile, islice
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast, get_args
 
@@ -41,7 +42,7 @@ from msgspec import structs
 
 from treering.core import failpoints, forks
 from treering.core.batch import ABSENT, Draft, Event
-from treering.core.clock import to_iso
+from treering.core.clock import to_datetime, to_iso
 from treering.core.content import INLINE_LIMIT, Address, Content
 from treering.core.encoding import decode, decode_json, encode_json
 from treering.core.forks import forked_thread
@@ -200,19 +201,19 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
         return self.replay == "safe" or (self.replay == "once" and self.takes_key)
 
     @property
-    def planned_at(self) -> str:
-        """When it was planned, ISO 8601 with offset."""
-        return to_iso(self.planned_at_us)
+    def planned_at(self) -> datetime:
+        """When it was planned, in UTC."""
+        return to_datetime(self.planned_at_us)
 
     @property
-    def started_at(self) -> str | None:
+    def started_at(self) -> datetime | None:
         """When the last attempt began."""
-        return None if self.started_at_us is None else to_iso(self.started_at_us)
+        return to_datetime(self.started_at_us)
 
     @property
-    def ended_at(self) -> str | None:
+    def ended_at(self) -> datetime | None:
         """When its outcome was stored."""
-        return None if self.ended_at_us is None else to_iso(self.ended_at_us)
+        return to_datetime(self.ended_at_us)
 
     @property
     def question(self) -> str:
@@ -248,7 +249,7 @@ def question_about(effect: Effect) -> dict[str, Any]:
         "idempotency_key": effect.key if effect.takes_key else None,
         "attempt": effect.attempt,
         "owner": effect.owner,
-        "started_at": effect.started_at,
+        "started_at": to_iso(effect.started_at_us),
         "note": effect.note,
     }
 

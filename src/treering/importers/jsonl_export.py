@@ -319,7 +319,7 @@ class _Export:
                     thread=thread.id,
                     namespace=thread.namespace,
                     head=thread.head,
-                    created_at=thread.created_at,
+                    created_at=to_iso(thread.created_at_us),
                     continues=continues,
                     rewinds=[]
                     if continues is None
@@ -536,7 +536,7 @@ class _Export:
                     namespace=checkpoint.namespace,
                     parent=None if parent is None else parent.id,
                     step=checkpoint.step,
-                    created_at=checkpoint.created_at,
+                    created_at=to_iso(checkpoint.created_at_us),
                     note=checkpoint.note,
                     tags=list(checkpoint.tags),
                     lists={

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from datetime import datetime
 from hashlib import sha256
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
@@ -23,7 +24,7 @@ import msgspec
 
 from treering.core.batch import ABSENT, Draft
 from treering.core.batch import Event as JournalEvent
-from treering.core.clock import to_iso
+from treering.core.clock import to_datetime
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import Scope, check_id, thread_key, thread_of_key
 from treering.core.query import EventQuery, SumQuery, each_ref, last_seq
@@ -95,9 +96,9 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, Any] = {}
 
     @property
-    def ts(self) -> str:
-        """ISO 8601 with offset."""
-        return to_iso(self.ts_us)
+    def ts(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.ts_us)
 
 
 class AlertPage(msgspec.Struct, frozen=True, kw_only=True):

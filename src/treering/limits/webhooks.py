@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from treering.core.batch import Draft
-from treering.core.clock import DAY_US, SECOND_US
+from treering.core.clock import DAY_US, SECOND_US, to_iso
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import Scope, new_id
 from treering.errors import Corrupt, InvalidInput
@@ -173,7 +173,7 @@ def set_position(draft: Draft, webhook: Webhook, seq: int) -> None:
 
 def _send(webhook: Webhook, alert: Alert, clock: Clock) -> str | None:
     """Send one alert; return why it was not accepted, or ``None``."""
-    body = encode_json({**msgspec.structs.asdict(alert), "ts": alert.ts, "type": "alert"})
+    body = encode_json({**msgspec.structs.asdict(alert), "ts": to_iso(alert.ts_us), "type": "alert"})
     timestamp = clock.now_us() // SECOND_US
     headers = {
         "content-type": "application/json",

@@ -19,6 +19,7 @@ was asked for (see the journal's records of erasures). Commits after the last pu
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from difflib import SequenceMatcher
 from types import SimpleNamespace
 from typing import Any, Final, Literal
@@ -26,7 +27,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from treering.core.batch import ABSENT, Draft, Event, Expect
-from treering.core.clock import Clock, to_iso
+from treering.core.clock import Clock, to_datetime
 from treering.core.digests import batch_leaf, event_form, merkle_path, merkle_root
 from treering.core.encoding import encode_json
 from treering.core.engine import Engine
@@ -59,6 +60,11 @@ class SealedCommit(msgspec.Struct, frozen=True, kw_only=True):
     ref: tuple[str, ...] = ()
     text: tuple[str, ...] = ()
 
+    @property
+    def committed_at(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.committed_at_us)
+
 
 class Seal(msgspec.Struct, frozen=True, kw_only=True):
     """A seal over the commits with numbers above ``after_seq``, up to ``to_seq``.
@@ -81,9 +87,9 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[SealedCommit, ...] | None = None
 
     @property
-    def sealed_at(self) -> str:
-        """ISO 8601 with offset."""
-        return to_iso(self.sealed_at_us)
+    def sealed_at(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.sealed_at_us)
 
     @property
     def hash(self) -> str:

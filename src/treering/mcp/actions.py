@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast, get_args
 from mcp_types import CallToolResult
 from pydantic import Field
 
+from treering.core.clock import to_iso
 from treering.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -166,7 +167,11 @@ class ApprovalTools:
 
 
 def _describe_task(task: Task) -> dict[str, Any]:
-    return task.to_dict() | {"tz": task.tz, "status": task.status, "next_run": task.next_run}
+    return task.to_dict() | {
+        "tz": task.tz,
+        "status": task.status,
+        "next_run": task.next_run and task.next_run.isoformat(),
+    }
 
 
 def _is_number(text: str) -> bool:
@@ -187,9 +192,9 @@ def _describe_approval(approval: Approval) -> dict[str, Any]:
         "question": approval.text,
         "calls": [{"tool": each.tool, "arguments": each.arguments} for each in approval.calls]
         or approval.question,
-        "asked_at": approval.asked_at,
+        "asked_at": to_iso(approval.asked_at_us),
         "who": list(approval.who),
-        "until": approval.due_at,
+        "until": to_iso(approval.due_at_us),
         "votes": [
             {"by": each.by, "decision": each.decision, "reason": each.reason} for each in approval.votes
         ],

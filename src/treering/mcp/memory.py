@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from mcp_types import CallToolResult
 from pydantic import Field
 
+from treering.core.clock import to_iso
 from treering.errors import NotFound, RefMoved
 from treering.mcp.replies import excerpt, page_of
 from treering.memory.documents import MemoryDocument, Provenance, TagMatch
@@ -93,7 +94,7 @@ class MemoryTools:
         facts = _describe(document, namespace)
         if history:
             facts["versions"] = [
-                {"version": each.version, "operation": each.operation, "at": each.changed_at}
+                {"version": each.version, "operation": each.operation, "at": to_iso(each.changed_at_us)}
                 for _, each in zip(range(_MAX_VERSIONS), memory.history(id), strict=False)
             ]
         text, following = page_of(document.content, offset, self._replies.text_room(facts))

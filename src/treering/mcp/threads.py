@@ -11,6 +11,7 @@ import msgspec
 from mcp_types import CallToolResult
 from pydantic import Field
 
+from treering.core.clock import to_iso
 from treering.core.text import query_terms
 from treering.errors import InvalidInput, NotFound
 from treering.mcp.replies import excerpt, fitted, plain
@@ -331,8 +332,8 @@ def _about_thread(thread: ThreadSummary) -> dict[str, Any]:
         "namespace": info.namespace,
         "step": info.step,
         "head": info.head,
-        "created_at": info.created_at,
-        "updated_at": info.updated_at,
+        "created_at": to_iso(info.created_at_us),
+        "updated_at": to_iso(info.updated_at_us),
     }
     if head is None:
         return {**facts, "damaged": True}

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
 import msgspec
 
-from treering.core.clock import from_datetime, to_datetime, to_iso
+from treering.core.clock import from_datetime, to_datetime
 from treering.core.content import Address, Content
 from treering.core.encoding import decode, decode_json, encode_json
 from treering.core.ids import Scope, check_id, namespace_prefix, parse_scope
@@ -137,9 +137,9 @@ class MemoryVersion(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
 
     @property
-    def changed_at(self) -> str:
-        """When it happened, ISO 8601 with offset."""
-        return to_iso(self.changed_at_us)
+    def changed_at(self) -> datetime:
+        """When it happened, in UTC."""
+        return to_datetime(self.changed_at_us)
 
 
 class MemoryDiff(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from treering.core.clock import from_datetime, to_iso
+from treering.core.clock import from_datetime, to_datetime, to_iso
 from treering.core.encoding import decode_json, encode, encode_json
 from treering.errors import Conflict, InvalidInput, NotFound, TreeringError
 from treering.replays import wire
@@ -130,6 +130,11 @@ class RecordedTest(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     secrets: tuple[str, ...] = ()
     """The rules that found the secrets which were taken out when it was written."""
+
+    @property
+    def recorded_at(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.recorded_at_us)
 
     @property
     def tools(self) -> list[str]:

@@ -16,6 +16,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from itertools import islice, pairwise
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
@@ -23,7 +24,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from treering.core.clock import to_datetime, to_iso
+from treering.core.clock import to_datetime
 from treering.core.encoding import decode, decode_json, encode_json
 from treering.core.ids import MAINTENANCE_SCOPE, parse_scope
 from treering.core.query import EventQuery, each_record
@@ -88,9 +89,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """The span that a call belongs to."""
 
     @property
-    def started_at(self) -> str:
-        """ISO 8601 with offset."""
-        return to_iso(self.started_at_us)
+    def started_at(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.started_at_us)
 
     @property
     def is_error(self) -> bool:
@@ -168,6 +169,11 @@ class MemoryAccess(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
     """The content that was written; for a second version, the diff."""
 
+    @property
+    def at(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.at_us)
+
 
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
     """A step with its content, and the run as it was then."""
@@ -186,6 +192,11 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
     state: State | None
     files: Files | None
     memory: tuple[MemoryAccess, ...]
+
+    @property
+    def until(self) -> datetime:
+        """The moment that is shown, in UTC."""
+        return to_datetime(self.until_us)
 
 
 # Listing

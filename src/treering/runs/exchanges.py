@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from hashlib import blake2b
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeVar, cast
@@ -28,6 +29,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import msgspec
 
 from treering.core.batch import Event
+from treering.core.clock import to_datetime
 from treering.core.content import Address, Content, list_address
 from treering.core.encoding import decode, decode_json, encode, encode_json
 from treering.core.ids import new_id
@@ -130,6 +132,11 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     span: str | None = None
     step: int = 0
     """Its position among the exchanges of the run, from 1; 0 if it was not read from a store."""
+
+    @property
+    def started_at(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.started_at_us)
 
     @property
     def body(self) -> Any:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from typing import Any, Final, Protocol, Self, TypeVar
 
 import msgspec
 
 from treering.core.batch import Usage
-from treering.core.clock import to_iso
+from treering.core.clock import to_datetime
 from treering.core.content import Address
 from treering.core.encoding import decode_json
 from treering.core.engine import Engine
@@ -59,14 +60,14 @@ class LiveEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The address of the content; `Timeline.content` fetches it."""
 
     @property
-    def ts(self) -> str:
-        """ISO 8601 with offset."""
-        return to_iso(self.ts_us)
+    def ts(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.ts_us)
 
     @property
-    def committed_at(self) -> str:
-        """When it was committed, ISO 8601 with offset."""
-        return to_iso(self.committed_at_us)
+    def committed_at(self) -> datetime:
+        """When it was committed, in UTC."""
+        return to_datetime(self.committed_at_us)
 
 
 class LiveFilter(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ import msgspec
 from msgspec import structs
 
 from treering.core.batch import Draft, Usage
-from treering.core.clock import SECOND_US, from_datetime, to_iso
+from treering.core.clock import SECOND_US, from_datetime, to_datetime
 from treering.core.encoding import decode
 from treering.core.query import EventQuery, ListQuery, each_listed, encode_list_cursor
 from treering.core.records import list_place
@@ -562,9 +562,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     has_output: bool
 
     @property
-    def started_at(self) -> str:
-        """ISO 8601 with offset."""
-        return to_iso(self.started_at_us)
+    def started_at(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.started_at_us)
 
 
 class RecordPage(msgspec.Struct, frozen=True, kw_only=True):

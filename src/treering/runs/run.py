@@ -7,6 +7,7 @@ has ended, a row in its timeline.
 
 from __future__ import annotations
 
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
@@ -14,7 +15,7 @@ import msgspec
 from msgspec import structs
 
 from treering.core.batch import ANY, Event, Listing
-from treering.core.clock import to_iso
+from treering.core.clock import to_datetime
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import (
     Scope,
@@ -96,14 +97,14 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
         return table(f"Run {self.id}", [(name, value) for name, value in fields.items() if value])
 
     @property
-    def started_at(self) -> str:
-        """ISO 8601 with offset."""
-        return to_iso(self.started_at_us)
+    def started_at(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.started_at_us)
 
     @property
-    def ended_at(self) -> str | None:
-        """ISO 8601 with offset; ``None`` while it runs."""
-        return None if self.ended_at_us is None else to_iso(self.ended_at_us)
+    def ended_at(self) -> datetime | None:
+        """In UTC; ``None`` while it runs."""
+        return to_datetime(self.ended_at_us)
 
     @property
     def duration_us(self) -> int | None:

@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from datetime import datetime
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
 from treering.core.batch import ABSENT, Draft, Text
-from treering.core.clock import to_iso
+from treering.core.clock import to_datetime
 from treering.core.content import Address
 from treering.core.encoding import decode, decode_json, encode, encode_json
 from treering.core.ids import Scope, thread_of_key
@@ -380,9 +381,9 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
     snippet: str
 
     @property
-    def ts(self) -> str:
-        """ISO 8601 with offset."""
-        return to_iso(self.ts_us)
+    def ts(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.ts_us)
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
+from datetime import datetime
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import structs
 
-from treering.core.clock import day_of, to_iso
+from treering.core.clock import day_of, to_datetime, to_iso
 from treering.core.content import Address
 from treering.core.encoding import decode
 from treering.core.ids import only_match, thread_key
@@ -99,9 +100,9 @@ class TimelineEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The address of the content: a message's text, a call's input, a result's output."""
 
     @property
-    def ts(self) -> str:
-        """ISO 8601 with offset."""
-        return to_iso(self.ts_us)
+    def ts(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.ts_us)
 
 
 class TimelinePage(msgspec.Struct, frozen=True, kw_only=True):
@@ -568,7 +569,7 @@ def event_to_dict(event: TimelineEvent) -> dict[str, Any]:
         meta = {"model": meta["model"], "tokens": meta["tokens"], "cost_eur": _cost_eur(event), **rest}
     return {
         "type": event.type,
-        "ts": event.ts,
+        "ts": to_iso(event.ts_us),
         "run_id": event.run_id,
         "agent": event.agent,
         "label": event.label,

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import structs
 
 from treering.core.batch import Draft, Usage
+from treering.core.clock import to_iso
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import namespace_prefix
 from treering.core.query import each_ref
@@ -92,7 +93,7 @@ class RunTree(msgspec.Struct, frozen=True, kw_only=True):
             "namespace": self.run.namespace,
             "status": self.status,
             "is_cancelled": self.is_cancelled,
-            "started_at": self.run.started_at,
+            "started_at": to_iso(self.run.started_at_us),
             "attempts": [{"id": each.id, "status": each.status} for each in self.attempts],
             "own": _cost_dict(self.own),
             "total": _cost_dict(self.total),

@@ -84,6 +84,16 @@ class OpenOccurrence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     token: int = 0
     manual: bool = False
 
+    @property
+    def at(self) -> datetime:
+        """When it is due, in UTC."""
+        return to_datetime(self.at_us)
+
+    @property
+    def claimed_at(self) -> datetime | None:
+        """When a worker claimed it, in UTC; ``None`` while it waits."""
+        return to_datetime(self.claimed_at_us or None)
+
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A scheduled task and its current state."""
@@ -115,19 +125,24 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.status == "active"
 
     @property
-    def created_at(self) -> str:
-        """ISO 8601 with offset."""
-        return to_iso(self.created_at_us)
+    def created_at(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.created_at_us)
 
     @property
-    def last_run(self) -> str | None:
-        """When a worker last started the task, ISO 8601 with offset."""
-        return None if self.last_run_us is None else to_iso(self.last_run_us)
+    def last_run(self) -> datetime | None:
+        """When a worker last started the task, in UTC."""
+        return to_datetime(self.last_run_us)
 
     @property
-    def next_run(self) -> str | None:
-        """When the task is due next, ISO 8601 with offset; ``None`` if it will not run again."""
-        return to_iso(self.next_run_us) if self.active and self.next_run_us is not None else None
+    def last_manual(self) -> datetime | None:
+        """When it was last requested with `run_now`, in UTC."""
+        return to_datetime(self.last_manual_us or None)
+
+    @property
+    def next_run(self) -> datetime | None:
+        """When the task is due next, in UTC; ``None`` if it will not run again."""
+        return to_datetime(self.next_run_us) if self.active and self.next_run_us is not None else None
 
     @property
     def thread_id(self) -> str:
@@ -161,8 +176,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             "value": self.value,
             "channel": self.channel,
             "chat_id": self.chat_id,
-            "created_at": self.created_at,
-            "last_run": self.last_run,
+            "created_at": to_iso(self.created_at_us),
+            "last_run": to_iso(self.last_run_us),
             "active": self.active,
         }
 
@@ -214,19 +229,19 @@ class OccurrenceReport(msgspec.Struct, frozen=True, kw_only=True):
     manual: bool = False
 
     @property
-    def scheduled_at(self) -> str:
-        """When it was due, ISO 8601 with offset."""
-        return to_iso(self.scheduled_at_us)
+    def scheduled_at(self) -> datetime:
+        """When it was due, in UTC."""
+        return to_datetime(self.scheduled_at_us)
 
     @property
-    def last_scheduled_at(self) -> str:
+    def last_scheduled_at(self) -> datetime:
         """When the last of ``count`` skipped occurrences was due; otherwise the same as `scheduled_at`."""
-        return to_iso(self.last_scheduled_at_us)
+        return to_datetime(self.last_scheduled_at_us)
 
     @property
-    def ended_at(self) -> str:
-        """When it ended, ISO 8601 with offset."""
-        return to_iso(self.ended_at_us)
+    def ended_at(self) -> datetime:
+        """When it ended, in UTC."""
+        return to_datetime(self.ended_at_us)
 
 
 class Skip(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,6 +40,11 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     anchor_us: int
     """Start of the grid of an interval."""
 
+    @property
+    def anchor(self) -> datetime:
+        """Start of the grid of an interval, in UTC."""
+        return to_datetime(self.anchor_us)
+
     def after(self, ts_us: int) -> Iterator[int]:
         """Iterate over the due times later than ``ts_us``, in order."""
         if self.type == "cron":

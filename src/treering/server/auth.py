@@ -19,6 +19,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
@@ -26,7 +27,7 @@ import msgspec
 
 from treering.approvals.policy import may_answer
 from treering.core.batch import ANY, Draft
-from treering.core.clock import Clock
+from treering.core.clock import Clock, to_datetime
 from treering.core.engine import Engine
 from treering.core.ids import RESERVED, SIDE, check_space, may_be_shortened, new_id, only_match
 from treering.core.ids import Scope as ErasureScope
@@ -109,6 +110,11 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it may answer questions of agents."""
     created_at_us: int
     digest: str
+
+    @property
+    def created_at(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.created_at_us)
 
     @property
     def access(self) -> Access:

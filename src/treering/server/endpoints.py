@@ -31,7 +31,7 @@ from msgspec import inspect as shapes
 from starlette.requests import Request
 from starlette.responses import Response
 
-from treering.core.text import readable_json
+from treering.core.text import readable_json, structs_in, times_of
 from treering.core.unreadable import collecting
 from treering.errors import InvalidInput, TreeringError
 from treering.server.auth import Access, Gate, Permission, Scope
@@ -335,6 +335,7 @@ def document(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
     kinds = list(dict.fromkeys(_kinds(endpoints)))
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     schema_of = dict(zip(kinds, schemas, strict=True))
+    _describe_times(kinds, components)
     paths: dict[str, dict[str, Any]] = {}
     for each in endpoints:
         paths.setdefault(each.path, {})[each.method.lower()] = _operation(each, schema_of, components)
@@ -352,6 +353,19 @@ def document(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
         },
         "security": [{}, {"key": []}],
     }
+
+
+def _describe_times(kinds: Iterable[Any], components: dict[str, Any]) -> None:
+    """Add the text of each time beside its microseconds, as replies have it."""
+    for struct in {each for kind in kinds for each in structs_in(kind) if times_of(each)}:
+        schema = components[struct.__name__]
+        for field, name in times_of(struct).items():
+            described: dict[str, Any] = {"type": "string", "format": "date-time"}
+            if "anyOf" in schema["properties"][field]:
+                described = {"anyOf": [described, {"type": "null"}], "default": None}
+            schema["properties"][name] = described
+            if field in schema.get("required", ()):
+                schema["required"].append(name)
 
 
 def _kinds(endpoints: Iterable[Endpoint]) -> Iterable[Any]:

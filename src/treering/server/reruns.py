@@ -15,12 +15,14 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
+from treering.core.clock import to_datetime
 from treering.core.ids import new_id
 from treering.errors import Conflict, NotFound
 from treering.replays.comparison import list_reruns
@@ -56,6 +58,11 @@ class RerunJob(Struct, frozen=True, kw_only=True):
     started_at_us: int
     group: str | None = None
     error: str | None = None
+
+    @property
+    def started_at(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.started_at_us)
 
 
 class RerunJobs:

@@ -28,6 +28,7 @@ from anyio import to_thread
 from treering.core.engine import Engine
 from treering.core.query import EventQuery, last_seq
 from treering.core.records import Record
+from treering.core.text import plain
 from treering.errors import TreeringError
 from treering.runs.follow import LiveFilter, live_event
 from treering.runs.timeline import event_to_dict, timeline_events
@@ -65,7 +66,7 @@ class FeedEvent:
         encoded = self._json.get(shape)
         if encoded is None:
             if shape == "journal":
-                encoded = (_encode(self.event),)
+                encoded = (_encode(plain(self.event)),)
             else:
                 events = timeline_events(self._record, everything=shape == "timeline-all")
                 encoded = tuple(_encode(event_to_dict(each)) for each in events)

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, MutableMapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
 from treering.core.batch import ABSENT, Add, Draft, Event
-from treering.core.clock import to_iso
+from treering.core.clock import to_datetime
 from treering.core.content import INLINE_LIMIT, Address, Content
 from treering.core.encoding import decode, decode_json, encode_json
 from treering.core.forks import refuse_outside
@@ -56,9 +57,9 @@ class StateEntry(msgspec.Struct, frozen=True, kw_only=True):
     changed_at_us: int
 
     @property
-    def changed_at(self) -> str:
-        """When it was last written, ISO 8601 with offset."""
-        return to_iso(self.changed_at_us)
+    def changed_at(self) -> datetime:
+        """When it was last written, in UTC."""
+        return to_datetime(self.changed_at_us)
 
 
 class StateChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,9 +73,9 @@ class StateChange(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
 
     @property
-    def changed_at(self) -> str:
-        """When it happened, ISO 8601 with offset."""
-        return to_iso(self.changed_at_us)
+    def changed_at(self) -> datetime:
+        """When it happened, in UTC."""
+        return to_datetime(self.changed_at_us)
 
 
 class State:

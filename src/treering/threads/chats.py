@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from treering.core.batch import ABSENT, Draft, Event
-from treering.core.clock import from_datetime, to_iso
+from treering.core.clock import from_datetime, to_datetime, to_iso
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import Scope, check_id, namespace_prefix, parse_scope, thread_scope
 from treering.core.query import Erasure, EventQuery, each_ref, each_scope
@@ -54,12 +54,16 @@ class ChatLine(msgspec.Struct, frozen=True, kw_only=True):
 
     role: str
     content: Any
-    ts: str
-    """ISO 8601 with offset, UTC."""
+    ts_us: int
     channel: str
     user_id: str | None
     extra: dict[str, Any] = {}
     """Further keys of a line that another program wrote."""
+
+    @property
+    def ts(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.ts_us)
 
 
 class ChatLog:
@@ -121,7 +125,7 @@ def _line(entry: LogEntry) -> ChatLine:
     return ChatLine(
         role=entry.event.role or "",
         content=entry.content,
-        ts=to_iso(entry.event.ts_us),
+        ts_us=entry.event.ts_us,
         channel=entry.data.get("channel", ""),
         user_id=entry.data.get("user_id"),
         extra=entry.data.get("extra", {}),
@@ -151,9 +155,15 @@ def _parse(line: bytes) -> tuple[Any, dict[str, Any]]:
 
 
 def _render(entry: LogEntry) -> bytes:
-    line = msgspec.structs.asdict(_line(entry))
-    extra = line.pop("extra")
-    return encode_json(line | extra, keep_order=True)
+    line = _line(entry)
+    fields = {
+        "role": line.role,
+        "content": line.content,
+        "ts": to_iso(line.ts_us),
+        "channel": line.channel,
+        "user_id": line.user_id,
+    }
+    return encode_json(fields | line.extra, keep_order=True)
 
 
 LINES: Final = LineFormat(kind=CHAT_LINE, render=_render, parse=_parse)

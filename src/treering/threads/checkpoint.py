@@ -24,6 +24,7 @@ registers the one extension that there is, so every process that opens a store h
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeGuard, TypeVar, cast
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeGuard, T
 import msgspec
 
 from treering.core.batch import Event
-from treering.core.clock import DAY_US, day_of, to_iso
+from treering.core.clock import DAY_US, day_of, to_datetime, to_iso
 from treering.core.content import INLINE_LIMIT, Address, Content, list_address
 from treering.core.encoding import decode, decode_all, decode_json, encode, encode_json, is_tagged
 from treering.core.ids import new_id_with_time, parse_scope, short_id, thread_scope, time_of
@@ -118,9 +119,9 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
         return short_id(self.id)
 
     @property
-    def created_at(self) -> str:
-        """ISO 8601 with offset."""
-        return to_iso(self.created_at_us)
+    def created_at(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.created_at_us)
 
     @property
     def message_count(self) -> int:
@@ -209,8 +210,13 @@ class Checkpoint:
         return self.record.step
 
     @property
-    def created_at(self) -> str:
-        """ISO 8601 with offset."""
+    def created_at_us(self) -> int:
+        """When it was saved, in microseconds since 1970-01-01 UTC."""
+        return self.record.created_at_us
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was saved, in UTC."""
         return self.record.created_at
 
     @property
@@ -361,7 +367,7 @@ class Checkpoint:
             "namespace": self.namespace,
             "parent_id": self.parent_id,
             "step": self.step,
-            "created_at": self.created_at,
+            "created_at": to_iso(self.created_at_us),
             "note": self.note,
             "tags": list(self.tags),
             "metadata": self.metadata,

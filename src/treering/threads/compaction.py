@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 import msgspec
 
-from treering.core.clock import to_iso
+from treering.core.clock import to_datetime, to_iso
 from treering.core.encoding import encode
 from treering.core.ids import new_id
 from treering.errors import InvalidInput
@@ -81,7 +82,7 @@ class Compaction(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     upto: int
     messages: list[Any]
-    created_at: str
+    created_at_us: int
     keeps: int = 0
     since: int = 0
     source: str = "treering"
@@ -96,6 +97,11 @@ class Compaction(msgspec.Struct, frozen=True, kw_only=True):
     currency: str | None = None
 
     @property
+    def created_at(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.created_at_us)
+
+    @property
     def text(self) -> str:
         """The summary as text."""
         return "\n\n".join(filter(None, (message_text(read_message(each)) for each in self.messages)))
@@ -107,7 +113,12 @@ class Compaction(msgspec.Struct, frozen=True, kw_only=True):
     def to_dict(self) -> dict[str, Any]:
         """Return all fields by name, with the summary as ``text``."""
         fields = msgspec.structs.asdict(self)
-        return {**fields, "text": self.text, "cost": None if self.cost is None else str(self.cost)}
+        return {
+            **fields,
+            "created_at": to_iso(self.created_at_us),
+            "text": self.text,
+            "cost": None if self.cost is None else str(self.cost),
+        }
 
 
 class CompactView(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,7 +226,7 @@ def _compaction(
         id=id or new_id(),
         upto=end,
         messages=stand_in,
-        created_at=to_iso(now_us),
+        created_at_us=now_us,
         keeps=keeps,
         since=since,
         source=source,
@@ -301,7 +312,7 @@ def _counts(usage: Usage) -> dict[str, int]:
 # Storing it
 def stored_form(compaction: Compaction) -> dict[str, Any]:
     """Return a compaction as an item of its list, without what is unset."""
-    defaults = Compaction(id="", upto=0, messages=[], created_at="")
+    defaults = Compaction(id="", upto=0, messages=[], created_at_us=0)
     fields = msgspec.structs.asdict(compaction)
     return {name: value for name, value in fields.items() if value != getattr(defaults, name)}
 

@@ -9,10 +9,12 @@ state into the second; so is each of the other list channels.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
+from treering.core.clock import to_datetime
 from treering.core.ids import short_id
 from treering.core.notebook import table
 from treering.runs.messages import preview
@@ -78,9 +80,14 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 class Happened(msgspec.Struct, frozen=True, kw_only=True):
     """An event of a timeline, in short."""
 
-    ts: str
+    ts_us: int
     label: str
     agent: str | None = None
+
+    @property
+    def ts(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.ts_us)
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +132,7 @@ def changes_since(
             files = thread.workspace.diff(before, after)
     shown = events[-_EVENTS_SHOWN:]
     return Changes(
-        events=[Happened(ts=each.ts, label=each.label, agent=each.agent) for each in shown],
+        events=[Happened(ts_us=each.ts_us, label=each.label, agent=each.agent) for each in shown],
         files=files,
         earlier=len(events) - len(shown),
     )

@@ -8,12 +8,13 @@ contain an ``@``: the whole text is tried as a thread before it is split.
 
 from __future__ import annotations
 
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from treering.core.clock import to_iso
+from treering.core.clock import to_datetime
 from treering.core.query import ListQuery, decode_list_cursor, each_ref, encode_list_cursor
 from treering.core.unreadable import readable
 from treering.errors import NotFound
@@ -58,14 +59,14 @@ class ThreadInfo(msgspec.Struct, frozen=True, kw_only=True):
         return encode_list_cursor(*self.sort_key)
 
     @property
-    def created_at(self) -> str:
-        """When it was first saved, ISO 8601 with offset."""
-        return to_iso(self.created_at_us)
+    def created_at(self) -> datetime:
+        """When it was first saved, in UTC."""
+        return to_datetime(self.created_at_us)
 
     @property
-    def updated_at(self) -> str:
-        """When its head last moved, or an imported thread last changed; ISO 8601 with offset."""
-        return to_iso(self.updated_at_us)
+    def updated_at(self) -> datetime:
+        """When its head last moved, or an imported thread last changed, in UTC."""
+        return to_datetime(self.updated_at_us)
 
 
 class ThreadSummary(msgspec.Struct, frozen=True, kw_only=True):

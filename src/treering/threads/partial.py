@@ -13,12 +13,13 @@ them does not stop it.
 from __future__ import annotations
 
 import warnings
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from treering.core.batch import Draft
-from treering.core.clock import to_iso
+from treering.core.clock import to_datetime
 from treering.core.content import list_address
 from treering.core.encoding import decode, encode
 from treering.core.ids import namespace_prefix, new_id, thread_scope
@@ -51,9 +52,9 @@ class PartialReply(msgspec.Struct, frozen=True, kw_only=True):
         return "".join(self.chunks)
 
     @property
-    def started_at(self) -> str:
-        """When the stream began, ISO 8601 with offset."""
-        return to_iso(self.started_at_us)
+    def started_at(self) -> datetime:
+        """When the stream began, in UTC."""
+        return to_datetime(self.started_at_us)
 
 
 class PartialWriter:

@@ -8,11 +8,12 @@ own, a hit in one of its runs.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from treering.core.clock import to_iso
+from treering.core.clock import to_datetime
 from treering.errors import InvalidInput
 from treering.memory.documents import MemoryHit
 from treering.runs.messages import message_text, preview_of, read_message
@@ -51,9 +52,9 @@ class ThreadHit(msgspec.Struct, frozen=True, kw_only=True):
     """What was found, or the last message of a thread that was found by its id."""
 
     @property
-    def updated_at(self) -> str:
-        """When its head last moved, ISO 8601 with offset."""
-        return to_iso(self.updated_at_us)
+    def updated_at(self) -> datetime:
+        """When its head last moved, in UTC."""
+        return to_datetime(self.updated_at_us)
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):

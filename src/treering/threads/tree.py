@@ -6,12 +6,13 @@ newest first; the checkpoints that lead to the head are told apart from those th
 
 from __future__ import annotations
 
+from datetime import datetime
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from treering.core.clock import to_iso
+from treering.core.clock import to_datetime
 from treering.core.encoding import decode_json
 from treering.core.ids import thread_scope
 from treering.core.query import EventQuery, each_record
@@ -37,9 +38,9 @@ class Rewind(msgspec.Struct, frozen=True, kw_only=True):
     to: str
 
     @property
-    def at(self) -> str:
-        """ISO 8601 with offset."""
-        return to_iso(self.at_us)
+    def at(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.at_us)
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True):

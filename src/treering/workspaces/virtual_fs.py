@@ -17,12 +17,14 @@ import errno
 import os
 import stat as stats
 from collections.abc import Generator, Iterator, Mapping
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Final, Literal, Self
 
 import msgspec
 
+from treering.core.clock import to_datetime
 from treering.core.ids import new_id
 from treering.errors import Conflict, InvalidInput, NotFound, ReadOnly, TreeringError, Unreachable
 from treering.files import translate_os_errors
@@ -58,6 +60,11 @@ class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
     kind: FileKind
     size: int = 0
     modified_at_us: int = 0
+
+    @property
+    def modified_at(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.modified_at_us)
 
 
 class GrepMatch(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from treering.core.batch import Draft, Event
-from treering.core.clock import day_of, to_iso
+from treering.core.clock import day_of, to_datetime
 from treering.core.content import is_object_name, object_address
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import Scope, check_id, only_match, short_id
@@ -90,9 +91,9 @@ class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):
     secrets: tuple[FoundSecret, ...] = ()
 
     @property
-    def taken_at(self) -> str:
-        """ISO 8601 with offset."""
-        return to_iso(self.taken_at_us)
+    def taken_at(self) -> datetime:
+        """In UTC."""
+        return to_datetime(self.taken_at_us)
 
 
 class SnapshotPage(msgspec.Struct, frozen=True, kw_only=True):

@@ -568,7 +568,7 @@ def _tree_cost(cost: Cost) -> TreeCost:
 
 def _line_of_attempt(run: RunInfo) -> AttemptLine:
     return AttemptLine(
-        id=run.id, agent=run.agent, thread=run.thread, status=run.status, started_at=run.started_at
+        id=run.id, agent=run.agent, thread=run.thread, status=run.status, started_at=to_iso(run.started_at_us)
     )
 
 
@@ -620,7 +620,7 @@ def _line(info: RunInfo, preview: RunPreview, **totals: Any) -> RunLine:
         output=preview.output,
         error=preview.error,
         status=info.status,
-        started_at=info.started_at,
+        started_at=to_iso(info.started_at_us),
         started_at_us=info.started_at_us,
         ended_at_us=info.ended_at_us,
         duration_us=info.duration_us,

@@ -418,7 +418,7 @@ def checkpoint_line(checkpoint: CheckpointRecord, last_message: Any = None) -> C
         namespace=checkpoint.namespace,
         parent=checkpoint.parent,
         step=checkpoint.step,
-        created_at=checkpoint.created_at,
+        created_at=to_iso(checkpoint.created_at_us),
         note=checkpoint.note,
         tags=tuple(checkpoint.tags),
         metadata=checkpoint.metadata,
@@ -508,7 +508,9 @@ def get_lineage(call: Call[LineageQuery, None]) -> Lineage:
         thread=thread_line(found.thread),
         checkpoints=checkpoint_lines(call.store, found.checkpoints),
         line=tuple(sorted(found.line)),
-        rewinds=tuple(RewindLine(at=each.at, before=each.before, to=each.to) for each in found.rewinds),
+        rewinds=tuple(
+            RewindLine(at=to_iso(each.at_us), before=each.before, to=each.to) for each in found.rewinds
+        ),
         forks=tuple(
             ForkLine(thread=each.thread, namespace=each.namespace, at=each.at, head=each.head, step=each.step)
             for each in found.forks
@@ -668,7 +670,9 @@ def get_partial(call: Call[Where, None]) -> Partial:
     found = thread.partial()
     if found is None:
         raise NotFound(f"thread {thread.id!r} does not end with a half-streamed reply")
-    return Partial(run=found.run_id, started_at=found.started_at, text=found.text, chunks=len(found.chunks))
+    return Partial(
+        run=found.run_id, started_at=to_iso(found.started_at_us), text=found.text, chunks=len(found.chunks)
+    )
 
 
 @endpoint("DELETE", "/threads/{id}/partial", tag="threads")
