@@ -16,8 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RESOLUTIONS = {"oldest": "lowest-direct", "newest": "highest"}
 EXTRAS = ("all", "frameworks")
-# The harness pins a pydantic-ai of its own, older than our extra allows, so no environment has both.
-TESTED = ("tests/adapters", "--ignore", "tests/adapters/test_pydantic_ai_harness.py")
+TESTED = ("tests/adapters",)
 
 
 def main() -> int:

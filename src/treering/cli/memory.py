@@ -13,7 +13,6 @@ from treering.cli.console import clean, counts, limited, rows, say, show
 from treering.cli.help import Commands
 from treering.cli.options import JsonOption, LimitOption, StorePlace, UserNamespaceOption, takes_store
 from treering.cli.progress import progress
-from treering.core.clock import to_iso
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

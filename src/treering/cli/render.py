@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from treering.cli.console import clean, coloured, dim, size
-from treering.core.clock import to_iso
 
 if TYPE_CHECKING:
     from datetime import datetime

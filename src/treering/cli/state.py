@@ -18,7 +18,6 @@ from treering.cli.options import (
 )
 from treering.cli.render import as_json as json_text
 from treering.cli.render import one_line, raw, when
-from treering.core.clock import to_iso
 
 if TYPE_CHECKING:
     from treering.state.state import StateEntry

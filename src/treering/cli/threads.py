@@ -29,7 +29,6 @@ from treering.cli.render import (
     words,
 )
 from treering.cli.render import as_json as json_text
-from treering.core.clock import to_iso
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -256,7 +255,9 @@ def log(
         "head": grown.thread.head,
         "forked_from": None if grown.origin is None else summary(grown.origin),
         "checkpoints": [{**summary(each), "on_line": each.id in grown.line} for each in grown.checkpoints],
-        "rewinds": [{"at": to_iso(each.at_us), "from": each.before, "to": each.to} for each in grown.rewinds],
+        "rewinds": [
+            {"at": each.at.isoformat(), "from": each.before, "to": each.to} for each in grown.rewinds
+        ],
         "forks": grown.forks,
         "older": grown.older,
     }

@@ -7,15 +7,11 @@ once for all runs, of the dependency group `langgraph-server`.
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import hashlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import tomllib
 import urllib.request
@@ -27,10 +23,7 @@ import pytest
 from langgraph_sdk import get_client
 
 import treering
-
-ROOT = Path(__file__).resolve().parents[3]
-UV = shutil.which("uv", path=str(Path(sys.executable).parent))
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treering-tests"
+from tests.servers.environment import ROOT, environment
 
 AGENT = """
 import asyncio
@@ -88,28 +81,7 @@ def server_python() -> Path:
             if each.startswith(("langgraph==", "langgraph-checkpoint=="))
         ),
     ]
-    digest = hashlib.sha256(json.dumps([wanted, sys.version]).encode()).hexdigest()[:16]
-    folder = CACHE / f"langgraph-server-{digest}"
-    folder.mkdir(parents=True, exist_ok=True)
-    python = folder / ".venv" / "bin" / "python"
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "done").exists():
-            for words in (
-                ("venv", "--quiet", "--allow-existing", "--python", sys.executable, folder / ".venv"),
-                ("pip", "install", "--quiet", "--python", python, *wanted),
-            ):
-                done = subprocess.run(
-                    [str(UV), *map(str, words)],
-                    cwd=ROOT,
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                    timeout=110,
-                )
-                assert done.returncode == 0, done.stderr
-            (folder / "done").touch()
-    return python
+    return environment("langgraph-server", wanted)
 
 
 @pytest.fixture

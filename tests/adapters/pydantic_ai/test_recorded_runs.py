@@ -11,7 +11,7 @@ from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.test import TestModel
 
 import treering
-from tests.adapters.test_pydantic_ai_harness import scripted
+from tests.adapters.pydantic_ai.scripted import scripted
 from treering.adapters.pydantic_ai import TreeringCheckpoints, TreeringConversationStore, TreeringRuns
 from treering.core.query import EventQuery, each_record
 
