@@ -14,7 +14,7 @@ from demo_job import CODER, MENDED, TASK, answer, coder_model, test_run
 
 import treering
 from treering.agent import create_agent, tool
-from treering.cli.reruns import lines_of
+from treering.cli.replays import lines_of
 from treering.replays.comparison import Comparison
 
 THREAD = "slugs/recorded"

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pages import HEAD, cell, table
 
-from treering.cli.help import split_examples
+from treering.cli.options import split_examples
 
 INTRO: Final = """# Command line
 

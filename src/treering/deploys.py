@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
 
-from treering.core.unreadable import collecting
+from treering.core.query import collecting
 from treering.errors import Conflict, InvalidInput, ReadOnly, TreeringError
 from treering.store import Store
 from treering.threads.checkpoint import MESSAGES, Checkpoint, extension_of, read_list

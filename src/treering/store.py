@@ -287,7 +287,7 @@ class Store:
     def approvals(self) -> Approvals:
         """Questions that agents put to people: the inbox, and the answers."""
         from treering.approvals.approvals import Approvals
-        from treering.threads.waiting import WaitingThreads
+        from treering.threads.directory import WaitingThreads
 
         threads = WaitingThreads(self._engine, self._space, self.thread)
         return Approvals(self._engine, self._space, clock=self._clock, threads=threads)

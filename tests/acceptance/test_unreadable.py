@@ -10,8 +10,7 @@ from starlette.testclient import TestClient
 import treering
 from treering.cli.main import main
 from treering.core.batch import Draft
-from treering.core.query import each_ref
-from treering.core.unreadable import UnreadableWarning
+from treering.core.query import UnreadableWarning, each_ref
 from treering.errors import Corrupt
 from treering.server.app import create_app
 from treering.server.auth import Keys

@@ -18,7 +18,7 @@ import treering
 from tests.cli.test_maintenance import Cli
 from treering.blobs.location import open_blobs
 from treering.errors import Conflict, InvalidInput, Unreachable
-from treering.maintenance.publish import publish
+from treering.maintenance.audit import publish
 from treering.testing import batches
 
 

@@ -10,8 +10,7 @@ from rich.progress import Task
 
 import treering
 from treering.cli import console
-from treering.cli.progress import Progress, figures, progress
-from treering.cli.render import clock_time, when
+from treering.cli.console import Progress, clock_time, figures, progress, when
 
 
 @pytest.fixture

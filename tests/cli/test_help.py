@@ -11,8 +11,8 @@ import sys
 import pytest
 from typer.main import get_command
 
-from treering.cli.help import PANELS, split_examples
 from treering.cli.main import app, main, narrowed
+from treering.cli.options import PANELS, split_examples
 
 NO_JSON = {
     "approvals work": "works until it is stopped",

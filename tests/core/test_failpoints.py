@@ -10,8 +10,8 @@ import time
 import pytest
 
 from treering.core import failpoints
+from treering.core.failpoints import EXIT_CODE, Injected, arm, armed, declared, disarm, hits
 from treering.errors import InvalidInput
-from treering.testing.failpoints import EXIT_CODE, Injected, arm, armed, declared, disarm, hits
 
 POINT = failpoints.declare("test.point", "a place in the tests")
 OTHER = failpoints.declare("test.other", "another place in the tests")

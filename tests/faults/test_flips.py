@@ -25,9 +25,8 @@ from treering.core.batch import Add, Draft, Listing, Text
 from treering.core.clock import DAY_US
 from treering.core.content import Content, list_address, object_address, slot_address
 from treering.core.engine import Engine
-from treering.core.query import EventQuery, ListQuery, SearchQuery, SumQuery
+from treering.core.query import EventQuery, ListQuery, SearchQuery, SumQuery, collecting
 from treering.core.records import Problem
-from treering.core.unreadable import collecting
 from treering.engines.sql.schema import SQLITE_FILE
 from treering.errors import Corrupt, TreeringError
 from treering.testing import batches

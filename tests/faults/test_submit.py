@@ -6,7 +6,7 @@ import pytest
 
 from tests.faults.loads import fate, load, total
 from tests.faults.stores import StoreLocation
-from treering.testing.failpoints import armed
+from treering.core.failpoints import armed
 from treering.testing.harness import at_once
 
 MANY = 20

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import treering
+from treering.core import failpoints
 from treering.core.batch import Event
 from treering.core.content import list_address
 from treering.core.encoding import encode, encode_json
 from treering.core.ids import Scope
 from treering.core.query import EventQuery
 from treering.store import Store
-from treering.testing import failpoints
 
 KINDS = ("memory", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres))
 ALICE = str(Scope("alice", "thread", "t1"))

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 import treering
 from tests.maintenance.conftest import ALICE, OpenStore, kinds_in, write_many, write_steps
+from treering.core import failpoints
 from treering.engines.memory.engine import MemoryEngine
 from treering.errors import Conflict, InvalidInput, ReadOnly, Unreachable
 from treering.maintenance.stats import user_spaces
 from treering.store import Store
-from treering.testing import failpoints
 from treering.testing.portrait import portrait
 
 PAIRS = [

@@ -6,13 +6,13 @@ import pytest
 
 import treering
 from tests.maintenance.conftest import ALICE, kinds_in, write_steps
+from treering.core import failpoints
 from treering.core.batch import Event
 from treering.core.clock import DAY_US, ManualClock
 from treering.core.encoding import decode, decode_json, encode_json
 from treering.core.records import SweepProgress
 from treering.engines.memory.engine import MemoryEngine
 from treering.store import Store
-from treering.testing import failpoints
 from treering.testing.batches import noise
 from treering.testing.portrait import portrait
 

@@ -190,7 +190,7 @@ class Examined(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Threads(Protocol):
-    """The threads that wait for a person; `treering.threads.waiting` has them."""
+    """The threads that wait for a person; `treering.threads.directory` has them."""
 
     def each(self, namespace: str | None) -> Iterator[Asked]:
         """Yield the questions of a namespace (``None``: of all), oldest first."""

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from treering.cli.console import clean, limited, plain, rows, show
-from treering.cli.help import Commands
-from treering.cli.options import JsonOption, LimitOption, StorePlace, takes_store
-from treering.cli.render import when
+from treering.cli.console import clean, limited, plain, rows, show, when
+from treering.cli.options import Commands, JsonOption, LimitOption, StorePlace, takes_store
 from treering.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -73,7 +71,7 @@ def seal(
         treering audit seal --key audit.pem --publish s3://audit/seals --publish git:.
         treering audit seal --every 60 --min-commits 1000 --max-age 3600 --publish ./seals
     """
-    from treering.maintenance.publish import publish as publish_to
+    from treering.maintenance.audit import publish as publish_to
 
     private = None if key is None else key.read_text()
     while True:
@@ -125,7 +123,7 @@ def export(
     Examples:
         treering audit export 3 --publish ./seals
     """
-    from treering.maintenance.publish import publish as publish_to
+    from treering.maintenance.audit import publish as publish_to
 
     with place.existing() as opened:
         to = publish_to(opened.audit.export(number), publish)

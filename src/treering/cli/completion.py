@@ -66,7 +66,7 @@ def _is_current(version: str | None) -> bool:
 
 
 def _threads(store: Store, start: str, line: dict[str, Any]) -> Iterator[Suggestion]:
-    from treering.cli.render import said
+    from treering.cli.console import said
     from treering.threads.directory import summarize
 
     namespace = line.get("user_namespace") or ""
@@ -90,7 +90,7 @@ def _positions(store: Store, _start: str, line: dict[str, Any]) -> Iterator[Sugg
 
 
 def _steps(store: Store, thread: str, line: dict[str, Any]) -> Iterator[Suggestion]:
-    from treering.cli.render import one_line, said
+    from treering.cli.console import one_line, said
     from treering.threads.checkpoint import last_messages
     from treering.threads.directory import Finder as ThreadFinder
     from treering.threads.tree import read_tree
@@ -119,7 +119,7 @@ def _snapshots(store: Store, _start: str, _line: dict[str, Any]) -> Iterator[Sug
 
 
 def _documents(store: Store, start: str, line: dict[str, Any]) -> Iterator[Suggestion]:
-    from treering.cli.render import one_line
+    from treering.cli.console import one_line
 
     namespace = line.get("user_namespace") or ""
     memory = store.memory.in_namespace(namespace) if namespace else store.memory
@@ -133,7 +133,7 @@ def _keys(store: Store, start: str, line: dict[str, Any]) -> Iterator[Suggestion
 
 
 def _tasks(store: Store, _start: str, line: dict[str, Any]) -> Iterator[Suggestion]:
-    from treering.cli.render import one_line
+    from treering.cli.console import one_line
 
     schedules = store.schedules.in_namespace(line.get("user_namespace") or "")
     for each in schedules.task_page(first=_MOST).tasks:

@@ -1,4 +1,4 @@
-"""Output of commands: data on stdout as text or JSON; messages on stderr (and `treering.cli.progress`).
+"""The terminal: data on stdout as text or JSON; messages, and progress of long operations, on stderr.
 
 Colours are in the text from the start: `typer.echo` takes them out where there is no terminal, or where
 NO_COLOR is set.
@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    from rich.progress import TaskID
+
     from treering.secret_scan import FoundSecret
+    from treering.threads.checkpoint import CheckpointRecord
+    from treering.threads.directory import ThreadInfo
 
 _WARNED: Final = 10
 _CONTROLS: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -180,3 +187,250 @@ def warn_of_secrets(secrets: Sequence[FoundSecret]) -> None:
         say(f"warning: secret in {clean(str(each))}")
     if len(secrets) > _WARNED:
         say(f"warning: ... and {len(secrets) - _WARNED:,} more secrets")
+
+
+_LINE: Final = 72
+_WIDE: Final = 100
+
+
+def as_json(value: Any) -> str:
+    """Return a stored value as one line of JSON, without loss (see `treering.core.encoding`)."""
+    from treering.core.encoding import encode_json
+
+    return encode_json(value, keep_order=True).decode()
+
+
+def raw(value: Any) -> Any:
+    """Return a stored value for use inside printed JSON."""
+    import msgspec
+
+    from treering.core.encoding import encode_json
+
+    return msgspec.Raw(encode_json(value, keep_order=True))
+
+
+def pasteable(verb: str, thread: ThreadInfo, *words: str) -> str:
+    """Return a command for a thread, quoted for a shell."""
+    import shlex
+
+    whose = ("--user-namespace", thread.namespace) if thread.namespace else ()
+    return clean(shlex.join(["treering", verb, thread.id, *words, *whose]))
+
+
+def speaker(message: Any) -> str:
+    """Return who wrote a message."""
+    from treering.runs.messages import read_message
+
+    found = read_message(message)
+    return clean(found.role if found.name is None or found.role == "tool" else f"{found.role} {found.name}")
+
+
+def words(message: Any) -> str:
+    """Return what a message says: its text, tool calls, results and attachments."""
+    from treering.runs.messages import message_text, read_message
+
+    return clean(message_text(read_message(message)))
+
+
+def lines_of(message: Any, most: int | None) -> list[str]:
+    """Return the lines of what a message says, in colours that it has.
+
+    Of more than ``most`` lines, or of lines too long for them, only the beginning, and how much there is.
+    """
+    from treering.runs.messages import message_text, read_message
+
+    text = message_text(read_message(message))
+    whole = coloured(text).split("\n")
+    if most is None or (len(whole) <= most and len(text) <= most * _WIDE):
+        return whole
+    shown = coloured(text[: most * _WIDE]).split("\n")[:most]
+    left = len(whole) - len(shown)
+    rest = f"{left:,} more lines of {len(whole):,}" if left else "more"
+    return [*shown, dim(f"… {rest} ({size(len(text.encode()))}; --full shows all)")]
+
+
+def one_line(text: str, limit: int = _LINE) -> str:
+    """Return the beginning of a text, on one line."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+
+
+def said(message: Any, limit: int = _LINE) -> str:
+    """Return who says a message, and the beginning of what it says on one line."""
+    from treering.runs.messages import preview
+
+    return f"{speaker(message)}: {clean(preview(message, limit))}"
+
+
+def said_value(value: Any, limit: int = _LINE) -> str:
+    """Return the beginning of an input or output on one line: the last message, if it holds messages."""
+    from treering.runs.messages import preview_of, preview_value, read_messages
+
+    messages = read_messages(value)
+    return clean(preview_of(messages[-1], limit) if messages else preview_value(value, limit))
+
+
+def when(time: str | int | datetime) -> str:
+    """Format a time for people, to the second, in the local time zone and with its name.
+
+    ``time`` is ISO 8601, microseconds or a datetime; other text, such as ``-``, is returned as it is.
+    """
+    moment = _moment(time)
+    return str(time) if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+
+
+def clock_time(time: str | int | datetime) -> tuple[str, str]:
+    """Return the local day with its time zone, and the time of that day to the millisecond."""
+    moment = _moment(time)
+    if moment is None:
+        return str(time), ""
+    local = moment.astimezone()
+    return local.strftime("%Y-%m-%d %Z"), local.strftime("%H:%M:%S.") + f"{local.microsecond // 1000:03}"
+
+
+def local_time(text: str) -> str:
+    """Return a time that a person typed with its UTC offset: without one, it is in the local time zone.
+
+    Other text is returned as it is.
+    """
+    from datetime import datetime
+
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    is_time = "-" in text and moment.tzinfo is None  # 12 is a step, and 20261116 may be one
+    return moment.astimezone().isoformat() if is_time else text
+
+
+def _moment(time: str | int | datetime) -> datetime | None:
+    from datetime import UTC, datetime
+
+    from treering.core.clock import to_datetime
+
+    if isinstance(time, int):
+        return to_datetime(time)
+    if isinstance(time, str):
+        try:
+            time = datetime.fromisoformat(time)
+        except ValueError:
+            return None
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+def summary(checkpoint: CheckpointRecord) -> dict[str, Any]:
+    """Return a checkpoint without its content, for JSON."""
+    return {
+        "id": checkpoint.id,
+        "thread_id": checkpoint.thread,
+        "namespace": checkpoint.namespace,
+        "parent_id": checkpoint.parent,
+        "step": checkpoint.step,
+        "created_at": checkpoint.created_at.isoformat(),
+        "note": checkpoint.note,
+        "tags": list(checkpoint.tags),
+        "message_count": checkpoint.message_count,
+        "pending_interrupt": raw(checkpoint.pending_interrupt),
+        "metadata": raw(checkpoint.metadata),
+        "snapshot": checkpoint.snapshot,
+    }
+
+
+class Progress:
+    """What an operation reports while it works; a bar on a terminal, nothing elsewhere.
+
+    An operation that knows how much there is passes a total of bytes or else of items, and the bar shows the
+    rate and the time that is left. Without a total it shows what was done so far, and the rate.
+    """
+
+    def __init__(self, bar: Any = None, task: TaskID | None = None) -> None:
+        self._bar = bar
+        self._task = task
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is a bar; if not, nothing needs to be counted for it."""
+        return self._bar is not None
+
+    def update(
+        self,
+        done: int,
+        total: int | None = None,
+        *,
+        bytes: int | None = None,
+        total_bytes: int | None = None,
+        phase: str | None = None,
+    ) -> None:
+        """Say how far it is: items, and bytes if they are known. ``phase`` renames the bar."""
+        if self._bar is None:
+            return
+        by_bytes = bytes is not None and (total_bytes is not None or total is None)
+        completed, whole = (bytes, total_bytes) if by_bytes else (done, total)
+        self._bar.update(
+            self._task,
+            completed=completed,
+            total=None if whole is None else max(completed or 0, whole),
+            items=_items(done, total),
+            bytes=bytes,
+            total_bytes=total_bytes,
+            **({} if phase is None else {"description": phase}),
+        )
+
+
+@contextmanager
+def progress(title: str) -> Generator[Progress]:
+    """Show a progress bar while the block runs. Until it is updated, it pulses and shows the elapsed time."""
+    if not sys.stderr.isatty():
+        yield Progress()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn
+    from rich.progress import Progress as Bar
+    from rich.table import Column
+    from rich.text import Text
+
+    class Figures(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(figures(task))
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=12),
+        Figures(table_column=Column(no_wrap=True)),
+    )
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None, items="", bytes=None, total_bytes=None)
+        yield Progress(bar, task)
+
+
+def figures(task: Any) -> str:
+    """Return the figures behind a bar: items, bytes, rate, and the time that is left or has passed."""
+    from treering.cli.console import size
+
+    fields = task.fields
+    parts = [fields["items"]] if fields["items"] else []
+    if fields["bytes"] is not None:
+        whole = "" if fields["total_bytes"] is None else f" of {size(fields['total_bytes'])}"
+        parts.append(f"{size(fields['bytes'])}{whole}")
+    seconds = task.elapsed or 0
+    if seconds and fields["bytes"] is not None:
+        parts.append(f"{size(round(fields['bytes'] / seconds))}/s")
+    elif seconds and task.completed:
+        parts.append(f"{task.completed / seconds:,.0f}/s")
+    left = task.time_remaining
+    if left is not None and not task.finished:
+        parts.append(f"{_clock(left)} left")
+    elif task.elapsed is not None:
+        parts.append(_clock(task.elapsed))
+    return "  ".join(parts)
+
+
+def _items(done: int, total: int | None) -> str:
+    return f"{done:,}" if total is None else f"{done:,} of {max(done, total):,}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -6,11 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from treering.cli.console import clean, limited, plain, rows, show, status_text
-from treering.cli.help import Commands
-from treering.cli.options import JsonOption, LimitOption, StorePlace, UserNamespaceOption, takes_store
-from treering.cli.render import as_json as json_text
-from treering.cli.render import one_line, when
+from treering.cli.console import as_json as json_text
+from treering.cli.console import clean, limited, one_line, plain, rows, show, status_text, when
+from treering.cli.options import (
+    Commands,
+    JsonOption,
+    LimitOption,
+    StorePlace,
+    UserNamespaceOption,
+    takes_store,
+)
 
 if TYPE_CHECKING:
     from treering.effects.effects import Effect

@@ -6,16 +6,15 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from treering.cli.console import clean, each_of, limited, plain, rows, say, show, status_text
-from treering.cli.help import Commands
+from treering.cli.console import clean, each_of, limited, plain, rows, say, show, status_text, when
 from treering.cli.options import (
+    Commands,
     JsonOption,
     LimitOption,
     StorePlace,
     UserNamespaceOption,
     takes_store,
 )
-from treering.cli.render import when
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name.")]
 OnlyAgentOption = Annotated[

@@ -27,9 +27,7 @@ from treering.cli import (
     limits,
     maintenance,
     memory,
-    recorded_tests,
-    remotes,
-    reruns,
+    replays,
     runs,
     sandbox,
     schedules,
@@ -39,7 +37,7 @@ from treering.cli import (
     transfer,
     workspaces,
 )
-from treering.cli.help import Commands
+from treering.cli.options import Commands
 from treering.errors import TreeringError
 
 
@@ -118,14 +116,12 @@ for commands in (
     workspaces,
     sandbox,
     runs,
-    reruns,
-    recorded_tests,
+    replays,
     approvals,
     audit,
     effects,
     limits,
     transfer,
-    remotes,
     maintenance,
     memory,
     state,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 
-from treering.cli.console import clean, counts, limited, show, size
+from treering.cli.console import clean, counts, limited, progress, show, size, when
 from treering.cli.options import (
     AllOption,
     JsonOption,
@@ -26,8 +26,6 @@ from treering.cli.options import (
     load_object,
     takes_store,
 )
-from treering.cli.progress import progress
-from treering.cli.render import when
 from treering.cli.sandbox import EndpointOption, StorageOption, config_of, open_checkpoints
 
 if TYPE_CHECKING:

@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from treering.cli.console import clean, counts, limited, rows, say, show
-from treering.cli.help import Commands
-from treering.cli.options import JsonOption, LimitOption, StorePlace, UserNamespaceOption, takes_store
-from treering.cli.progress import progress
+from treering.cli.console import clean, counts, limited, progress, rows, say, show
+from treering.cli.options import (
+    Commands,
+    JsonOption,
+    LimitOption,
+    StorePlace,
+    UserNamespaceOption,
+    takes_store,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,7 +67,7 @@ def save(
         treering memory save alice/tone "Prefers short answers" --tag style
         treering memory save notes - --auto-load
     """
-    from treering.cli.render import local_time
+    from treering.cli.console import local_time
     from treering.memory.documents import parse_time
 
     text = sys.stdin.read() if content == "-" else content
@@ -218,7 +223,7 @@ def history(
     Examples:
         treering memory history alice/tone
     """
-    from treering.cli.render import when
+    from treering.cli.console import when
     from treering.errors import NotFound
 
     with place.existing() as opened:
@@ -440,7 +445,7 @@ def _embedder() -> StaticEmbedder:
 
 
 def _to_dict(document: MemoryDocument) -> dict[str, Any]:
-    from treering.cli.render import raw
+    from treering.cli.console import raw
 
     return {
         "id": document.id,
@@ -463,6 +468,6 @@ def _table(documents: Iterable[MemoryDocument]) -> list[str]:
 
 
 def _line(text: str) -> str:
-    from treering.cli.render import one_line
+    from treering.cli.console import one_line
 
     return one_line(clean(text))

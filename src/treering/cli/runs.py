@@ -16,15 +16,20 @@ import typer
 from treering.cli.console import (
     clean,
     clean_json,
+    clock_time,
     dim,
     each_of,
     limited,
+    one_line,
     plain,
+    raw,
     rows,
+    said_value,
     say,
     show,
     size,
     status_text,
+    when,
 )
 from treering.cli.options import (
     JsonOption,
@@ -33,7 +38,6 @@ from treering.cli.options import (
     UserNamespaceOption,
     takes_store,
 )
-from treering.cli.render import clock_time, one_line, raw, said_value, when
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -275,7 +279,7 @@ def replay(
         treering replay last
         treering replay last --speed 4
     """
-    from treering.cli.render import words
+    from treering.cli.console import words
 
     with place.existing() as opened:
         for step in islice(opened.runs.replay(run_id(opened, run), speed=speed), limit or None):

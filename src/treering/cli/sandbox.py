@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from treering.cli.console import clean, limited, rows, say, show, size
+from treering.cli.console import clean, limited, rows, say, show, size, when
 from treering.cli.options import (
     JsonOption,
     LimitOption,
     StorePlace,
     takes_store,
 )
-from treering.cli.render import when
 
 if TYPE_CHECKING:
     from treering.sandbox.sandbox import RunResult

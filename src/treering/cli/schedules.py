@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from treering.cli.console import clean, limited, rows, say, show, status_text
-from treering.cli.help import Commands
+from treering.cli.console import as_json as json_text
+from treering.cli.console import clean, limited, one_line, raw, rows, say, show, status_text, when
 from treering.cli.options import (
+    Commands,
     JsonOption,
     LimitOption,
     StorePlace,
@@ -21,8 +22,6 @@ from treering.cli.options import (
     load_object,
     takes_store,
 )
-from treering.cli.render import as_json as json_text
-from treering.cli.render import one_line, raw, when
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
-from treering.cli.console import clean, limited, rows, say, show
-from treering.cli.help import Commands
+from treering.cli.console import clean, limited, rows, say, show, when
 from treering.cli.options import (
+    Commands,
     JsonOption,
     LimitOption,
     StoreBlobsOption,
@@ -20,7 +20,6 @@ from treering.cli.options import (
     StorePlace,
     takes_store,
 )
-from treering.cli.render import when
 
 if TYPE_CHECKING:
     from treering.server.auth import Keys, Scope

@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from treering.cli.console import clean, limited, rows, show
-from treering.cli.help import Commands
+from treering.cli.console import as_json as json_text
+from treering.cli.console import clean, limited, one_line, raw, rows, show, when
 from treering.cli.options import (
+    Commands,
     JsonOption,
     LimitOption,
     StorePlace,
     UserNamespaceOption,
     takes_store,
 )
-from treering.cli.render import as_json as json_text
-from treering.cli.render import one_line, raw, when
 
 if TYPE_CHECKING:
     from treering.state.state import StateEntry

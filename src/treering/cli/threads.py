@@ -14,21 +14,28 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from treering.cli.console import clean, is_terminal, limited, plain, rows, say, show, warn_of_secrets
-from treering.cli.options import JsonOption, LimitOption, StorePlace, UserNamespaceOption, takes_store
-from treering.cli.render import (
+from treering.cli.console import (
     as_json,
+    clean,
+    is_terminal,
+    limited,
     lines_of,
     one_line,
     pasteable,
+    plain,
     raw,
+    rows,
     said,
+    say,
+    show,
     speaker,
     summary,
+    warn_of_secrets,
     when,
     words,
 )
-from treering.cli.render import as_json as json_text
+from treering.cli.console import as_json as json_text
+from treering.cli.options import JsonOption, LimitOption, StorePlace, UserNamespaceOption, takes_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from treering.cli.console import clean, limited, rows, say, show, size, warn_of_secrets
+from treering.cli.console import (
+    Progress,
+    clean,
+    limited,
+    progress,
+    rows,
+    say,
+    show,
+    size,
+    warn_of_secrets,
+    when,
+)
 from treering.cli.options import (
     JsonOption,
     LimitOption,
@@ -22,8 +33,6 @@ from treering.cli.options import (
     UserNamespaceOption,
     takes_store,
 )
-from treering.cli.progress import Progress, progress
-from treering.cli.render import when
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

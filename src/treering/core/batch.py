@@ -5,9 +5,10 @@ leases that must still be held, and texts to index. An engine applies all of it 
 unique within a space: submitting a batch again changes nothing and returns the first `Receipt`, so it is
 always safe to retry after an ambiguous failure.
 
-The module has four parts: the structs that make up a batch; the links between stored things, which garbage
-collection and erasure follow; `validate_batch`, which every engine calls first; and `Draft`, which builds a
-batch and assigns the addresses of its content.
+The module has five parts: the structs that make up a batch; the links between stored things, which garbage
+collection and erasure follow; `validate_batch`, which every engine calls first; `Draft`, which builds a batch
+and assigns the addresses of its content; and `Backoff` with `check_version`, for writers that read a ref,
+compute its new value, commit it against the version that they read, and start over if another was faster.
 
 `validate_batch` rejects whatever can be rejected without looking at the store: ids that no database could
 hold, addresses of slots that the batch does not contain, a ref updated twice. **Invariant:** a batch that
@@ -18,6 +19,8 @@ and one by one only if something in it is unusual.
 
 from __future__ import annotations
 
+import random
+import time
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -35,13 +38,14 @@ from treering.core.content import (
 )
 from treering.core.ids import MAX_ID_CHARS, check_id, check_space, new_id
 from treering.core.tree import links_of
-from treering.errors import Conflict, InvalidInput
+from treering.errors import Conflict, InvalidInput, RefMoved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from collections.abc import Set as AbstractSet
 
     from treering.core.content import ParsedAddress
+    from treering.core.records import Ref
 
 
 ANY: Literal["any"] = "any"
@@ -653,3 +657,29 @@ class Draft:
             fences=tuple(self._fences),
             texts=tuple(self._texts),
         )
+
+
+_FIRST_SECONDS: Final = 0.001
+_MAX_SECONDS: Final = 0.05
+_MAX_DOUBLINGS: Final = 10
+
+
+class Backoff:
+    """Random, growing pauses, so that writers that collided do not collide again."""
+
+    def __init__(self) -> None:
+        self._attempts = 0
+
+    def wait(self) -> None:
+        """Pause before the next attempt."""
+        longest = _FIRST_SECONDS * 2 ** min(self._attempts, _MAX_DOUBLINGS)
+        self._attempts += 1
+        time.sleep(random.uniform(0, min(longest, _MAX_SECONDS)))
+
+
+def check_version(what: str, ref: Ref | None, expected: int | None) -> None:
+    """Raise `RefMoved` unless the ref is at the expected version (0: it does not exist; ``None``: any)."""
+    if expected is None or expected == (0 if ref is None else ref.version):
+        return
+    actual = "does not exist" if ref is None else f"is at version {ref.version}"
+    raise RefMoved(f"{what} {actual}, expected version {expected}; read it again and retry")

@@ -25,13 +25,14 @@ from __future__ import annotations
 import errno
 import os
 import time
+from contextlib import contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from treering.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 ENVIRONMENT: Final = "TREERING_FAILPOINTS"
 EXIT_CODE: Final = 86
@@ -172,3 +173,13 @@ def _refuse(name: str, action: str) -> int:
 
 
 arm_from(os.environ.get(ENVIRONMENT, ""))
+
+
+@contextmanager
+def armed(name: str, action: str) -> Generator[None]:
+    """Arm a failpoint inside the block."""
+    arm(name, action)
+    try:
+        yield
+    finally:
+        disarm(name)

@@ -47,9 +47,8 @@ from treering.core.content import INLINE_LIMIT, Address, Content
 from treering.core.encoding import decode, decode_json, encode_json
 from treering.core.forks import forked_thread
 from treering.core.ids import Scope, check_id, new_id, only_match, thread_key, thread_scope
-from treering.core.query import EventQuery, each_record, each_ref
+from treering.core.query import EventQuery, each_record, each_ref, note_unreadable
 from treering.core.records import Lease
-from treering.core.unreadable import note_unreadable
 from treering.errors import (
     Conflict,
     Corrupt,

@@ -27,9 +27,8 @@ from treering.core.batch import Event as JournalEvent
 from treering.core.clock import to_datetime
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import Scope, check_id, thread_key, thread_of_key
-from treering.core.query import EventQuery, SumQuery, each_ref, last_seq
+from treering.core.query import EventQuery, SumQuery, each_ref, last_seq, readable
 from treering.core.rollups import ERROR
-from treering.core.unreadable import readable
 from treering.errors import Closed, Corrupt, InvalidInput, NotFound, RefMoved, TreeringError
 from treering.limits.webhooks import (
     ALERT_REFS,

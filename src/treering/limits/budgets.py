@@ -21,13 +21,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from treering.core.batch import ABSENT, ANY, Draft
+from treering.core.batch import ABSENT, ANY, Backoff, Draft
 from treering.core.clock import DAY_US, day_of, to_datetime
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import Scope, check_id, thread_key, thread_of_key
-from treering.core.optimistic import Backoff
-from treering.core.query import EventQuery, SumQuery, each_record, each_ref
-from treering.core.unreadable import collecting, readable
+from treering.core.query import EventQuery, SumQuery, collecting, each_record, each_ref, readable
 from treering.errors import BudgetExceeded, Corrupt, InvalidInput, RefMoved, TreeringError
 from treering.runs.cost import cost_of
 from treering.runs.money import check_currency, from_nanos, to_nanos

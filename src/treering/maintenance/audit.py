@@ -3,7 +3,7 @@
 Every commit has a digest over all of its rows (`core.digests`). A *seal* is the root of a Merkle tree over
 the digests of the commits since the seal before it, whose hash it names, so that each seal stands for the
 whole history up to it. It is written as an event of the journal, like the record of an erasure, and
-published: as a file, to a bucket or a server, or as a note in a git repository (`maintenance.publish`).
+published: as a file, to a bucket or a server, or as a note in a git repository (`publish`).
 Whoever holds a published seal can check the store against it (`Audit.verify`), and can be shown that a
 single event is part of it (`Audit.prove`) without being shown anything else.
 
@@ -18,14 +18,20 @@ was asked for (see the journal's records of erasures). Commits after the last pu
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from difflib import SequenceMatcher
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.error import URLError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import msgspec
 
+from treering.blobs.location import open_blobs
 from treering.core.batch import ABSENT, Draft, Event, Expect
 from treering.core.clock import Clock, to_datetime
 from treering.core.digests import batch_leaf, event_form, merkle_path, merkle_root
@@ -34,8 +40,20 @@ from treering.core.engine import Engine
 from treering.core.ids import MAINTENANCE_SCOPE
 from treering.core.query import EventQuery, each_record
 from treering.core.records import CommitDigest, Problem, Record
-from treering.errors import Conflict, Corrupt, InvalidInput, MissingExtra, NotFound, RefMoved
+from treering.errors import (
+    Conflict,
+    Corrupt,
+    InvalidInput,
+    MissingExtra,
+    NotFound,
+    RefMoved,
+    TreeringError,
+    Unreachable,
+)
 from treering.maintenance import check_proof
+
+if TYPE_CHECKING:
+    from treering.maintenance.audit import Seal
 
 SEAL: Final = "seal"
 """The kind of the events that hold seals."""
@@ -591,3 +609,69 @@ def _row_name(kind: str, at: int, commit: CommitDigest) -> str:
     if kind == "ref" and len(commit.refs) == len(commit.leaves.refs):
         return f"ref {commit.refs[at]!r}"
     return f"{kind} {at + 1} of commit {commit.batch!r}"
+
+
+WEBHOOK: Final = "webhook:"
+GIT: Final = "git:"
+NOTES: Final = "treering"
+"""The git notes that hold seals: ``git log --notes=treering``."""
+_TIMEOUT_SECONDS: Final = 30.0
+
+
+def publish(seal: Seal, to: str) -> str:
+    """Publish a seal where whoever runs the store cannot rewrite it; return where it is.
+
+    ===============================  ==================================================================
+    ``folder``, ``s3://...``         a file or object for each seal, never replaced
+    ``seal.json``                    one file, with the newest seal
+    ``webhook:https://host/path``    one POST for each seal, without its list of commits
+    ``git:path/to/repository``       a note (``refs/notes/treering``) on its newest commit, likewise
+    ===============================  ==================================================================
+    """
+    if to.startswith(WEBHOOK):
+        return _post(seal, to.removeprefix(WEBHOOK))
+    if to.startswith(GIT):
+        return _note(seal, Path(to.removeprefix(GIT)))
+    if to.endswith(".json") and "://" not in to:
+        path = Path(to)
+        path.write_bytes(seal.to_json())
+        return str(path)
+    blobs = open_blobs(to)
+    name = f"seal-{seal.number:08}.json"
+    try:
+        blobs.put(name, seal.to_json(), if_absent=True)
+    except Conflict:
+        published = blobs.read(name)
+        if published is None or published.data != seal.to_json():
+            raise Conflict(
+                f"{to} has another {name}: it belongs to another store, or this one was rewritten since; "
+                "compare them with: treering audit verify --against"
+            ) from None
+    return f"{to.rstrip('/')}/{name}"
+
+
+def _post(seal: Seal, url: str) -> str:
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise InvalidInput(f"{url!r} is not a webhook; use {WEBHOOK}https://host/path")
+    headers = {"content-type": "application/json", "user-agent": "treering"}
+    request = Request(url, seal.header().to_json(), headers, method="POST")  # noqa: S310 - checked above
+    try:
+        with urlopen(request, timeout=_TIMEOUT_SECONDS) as response:  # noqa: S310
+            response.read()
+    except (URLError, OSError) as error:
+        raise Unreachable(f"{url} did not take seal {seal.number}: {error}") from error
+    return url
+
+
+def _note(seal: Seal, repository: Path) -> str:
+    command = ["git", "-C", str(repository), "notes", f"--ref={NOTES}", "append", "--file=-"]
+    try:
+        subprocess.run(  # noqa: S603 - git, by its name
+            command, input=seal.header().to_json(), capture_output=True, check=True
+        )
+    except FileNotFoundError:
+        raise Unreachable("git is not installed; publish the seal elsewhere") from None
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace").strip()
+        raise TreeringError(f"git could not note seal {seal.number} in {repository}: {said}") from error
+    return f"{repository} (git notes --ref={NOTES})"

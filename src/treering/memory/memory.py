@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from treering.core.batch import ABSENT, Draft, Event, Text
+from treering.core.batch import ABSENT, Backoff, Draft, Event, Text, check_version
 from treering.core.clock import to_datetime
 from treering.core.encoding import decode_json, encode_json
 from treering.core.forks import forked_memory
 from treering.core.ids import check_id, new_id
-from treering.core.optimistic import Backoff, check_version
-from treering.core.query import Erasure, EventQuery, encode_cursor, record_pages, ref_pages
-from treering.core.unreadable import note_unreadable
+from treering.core.query import Erasure, EventQuery, encode_cursor, note_unreadable, record_pages, ref_pages
 from treering.errors import Corrupt, InvalidInput, MissingObjects, NotFound, RefMoved
 from treering.memory.documents import (
     DELETED,

@@ -30,10 +30,9 @@ from msgspec import structs
 from treering.core.batch import Draft, Usage
 from treering.core.clock import SECOND_US, from_datetime, to_datetime
 from treering.core.encoding import decode
-from treering.core.query import EventQuery, ListQuery, each_listed, encode_list_cursor
+from treering.core.query import EventQuery, ListQuery, each_listed, encode_list_cursor, readable
 from treering.core.records import list_place
 from treering.core.rollups import IN_CALL, SAID
-from treering.core.unreadable import readable
 from treering.errors import Corrupt, InvalidInput, NotFound, RefMoved
 from treering.runs.compare import AgentComparison, RunComparison, compare_agents, compare_runs
 from treering.runs.cost import Costs, is_event

@@ -20,9 +20,8 @@ from treering.core.batch import ABSENT, Draft
 from treering.core.clock import to_datetime
 from treering.core.forks import refuse_outside
 from treering.core.ids import Scope, check_id, namespace_prefix
-from treering.core.query import EventQuery, ListQuery, each_listed, each_record, encode_list_cursor
+from treering.core.query import EventQuery, ListQuery, each_listed, each_record, encode_list_cursor, readable
 from treering.core.records import list_place
-from treering.core.unreadable import readable
 from treering.errors import InvalidInput, NotFound, RefMoved
 from treering.schedules import planning
 from treering.schedules.planning import Transition

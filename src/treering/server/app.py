@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 from anyio import to_thread
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +19,6 @@ from treering.errors import TreeringError
 from treering.server import dashboard
 from treering.server.endpoints import JSON, Endpoint, ServerState, dispatcher, document, not_found
 from treering.server.http import problem_response, respond
-from treering.server.metrics import MEDIA_TYPE
 from treering.server.settings import Settings
 from treering.store import Store
 
@@ -119,7 +119,7 @@ def _process_routes(state: ServerState, endpoints: Sequence[Endpoint]) -> list[R
             state.gate.admit(request)
         except TreeringError as error:
             return respond(error)
-        return Response(state.metrics.text(), media_type=MEDIA_TYPE)
+        return Response(state.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     handlers = {"/openapi.json": openapi, "/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
     return [Route(path, each, methods=["GET"], name=path.strip("/")) for path, each in handlers.items()]

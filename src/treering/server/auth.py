@@ -31,8 +31,7 @@ from treering.core.clock import Clock, to_datetime
 from treering.core.engine import Engine
 from treering.core.ids import RESERVED, SIDE, check_space, may_be_shortened, new_id, only_match
 from treering.core.ids import Scope as ErasureScope
-from treering.core.query import Erasure, each_ref
-from treering.core.unreadable import readable
+from treering.core.query import Erasure, each_ref, readable
 from treering.errors import (
     Corrupt,
     Forbidden,

@@ -28,11 +28,12 @@ from urllib.parse import unquote
 import msgspec
 from anyio import to_thread
 from msgspec import inspect as shapes
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
 
+from treering.core.query import collecting
 from treering.core.text import readable_json, structs_in, times_of
-from treering.core.unreadable import collecting
 from treering.errors import InvalidInput, TreeringError
 from treering.server.auth import Access, Gate, Permission, Scope
 from treering.server.http import (
@@ -46,7 +47,6 @@ from treering.server.http import (
     respond,
     respond_unexpected,
 )
-from treering.server.metrics import Metrics
 from treering.server.parameters import describe
 from treering.server.permissions import scope_of
 from treering.server.reruns import RerunJobs
@@ -448,3 +448,34 @@ def _without_null(shape: dict[str, Any]) -> dict[str, Any]:
     kinds = [each for each in shape["anyOf"] if each != {"type": "null"}]
     rest = {name: value for name, value in shape.items() if name != "anyOf" and value is not None}
     return {**rest, **kinds[0]} if len(kinds) == 1 else {**rest, "anyOf": kinds}
+
+
+_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
+
+
+class Metrics:
+    """Requests by route and status, and their duration; memory and start time of the process."""
+
+    def __init__(self) -> None:
+        # A registry of our own: a process may serve several stores, and Prometheus's default one is global.
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "treering_requests", "Requests answered.", ("method", "route", "status"), registry=self._registry
+        )
+        self._seconds = Histogram(
+            "treering_request_seconds",
+            "Duration of requests.",
+            ("method", "route"),
+            buckets=_BUCKETS,
+            registry=self._registry,
+        )
+        ProcessCollector(registry=self._registry)
+
+    def count(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count a request that was answered."""
+        self._requests.labels(method, route, str(status)).inc()
+        self._seconds.labels(method, route).observe(seconds)
+
+    def text(self) -> bytes:
+        """Return all metrics in Prometheus's text format."""
+        return generate_latest(self._registry)

@@ -31,9 +31,8 @@ from treering.core.batch import Batch, Receipt
 from treering.core.content import Content
 from treering.core.engine import Engine
 from treering.core.ids import MAX_SPACE_CHARS, SIDE, check_space, side_of
-from treering.core.query import Erasure, SearchQuery, SumQuery
+from treering.core.query import Erasure, SearchQuery, SumQuery, collecting
 from treering.core.records import Lease, Problem, Ref, Slice
-from treering.core.unreadable import collecting
 from treering.engines.remote import protocol
 from treering.errors import Corrupt, Forbidden, InvalidInput, TreeringError
 from treering.server import permissions

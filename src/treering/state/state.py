@@ -18,15 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from treering.core.batch import ABSENT, Add, Draft, Event
+from treering.core.batch import ABSENT, Add, Backoff, Draft, Event, check_version
 from treering.core.clock import to_datetime
 from treering.core.content import INLINE_LIMIT, Address, Content
 from treering.core.encoding import decode, decode_json, encode_json
 from treering.core.forks import refuse_outside
 from treering.core.ids import Scope, check_id, namespace_prefix
-from treering.core.optimistic import Backoff, check_version
-from treering.core.query import EventQuery, each_record, each_ref, encode_cursor
-from treering.core.unreadable import readable
+from treering.core.query import EventQuery, each_record, each_ref, encode_cursor, readable
 from treering.errors import Conflict, Corrupt, InvalidInput, RefMoved
 from treering.state.user_sessions import UserSessions
 

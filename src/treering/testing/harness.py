@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import pytest
 
+from treering.core import failpoints
 from treering.core.ids import new_id
-from treering.testing import failpoints
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,6 +11,7 @@ import pytest
 from treering.core.batch import ABSENT, Add, Batch, Draft, Event, Receipt
 from treering.core.clock import DAY_US
 from treering.core.content import list_address, object_address, slot_address
+from treering.core.failpoints import armed, declared
 from treering.core.ids import new_id
 from treering.core.query import SearchQuery
 from treering.errors import (
@@ -25,7 +26,6 @@ from treering.errors import (
     TreeringError,
 )
 from treering.testing import batches
-from treering.testing.failpoints import armed, declared
 from treering.testing.harness import EngineHarness, at_once, needs
 from treering.testing.portrait import all_records, portrait, problems
 

@@ -4,6 +4,9 @@ A thread is listed from its head alone, so no checkpoint is read. There are thre
 by its id or the beginning of it (``ckpt_01k9``), by a thread (meaning its head), and by a thread, ``@`` and a
 position (``alice@12``, ``alice@~1``, ``alice@2026-11-16T08:00``; see `find_position`). A thread id may
 contain an ``@``: the whole text is tried as a thread before it is split.
+
+A head whose checkpoint has a pending interrupt is listed with the status `writer.WAITING`, so the threads
+that wait for a person (`WaitingThreads`) are found without reading the others.
 """
 
 from __future__ import annotations
@@ -14,21 +17,31 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from treering.approvals.ballots import Asked
 from treering.core.clock import to_datetime
-from treering.core.query import ListQuery, decode_list_cursor, each_ref, encode_list_cursor
-from treering.core.unreadable import readable
+from treering.core.query import (
+    ListQuery,
+    decode_list_cursor,
+    each_listed,
+    each_ref,
+    encode_list_cursor,
+    readable,
+)
 from treering.errors import NotFound
 from treering.runs.cost import Cost, Costs
 from treering.threads.checkpoint import PREFIX, CheckpointRecord, last_messages
 from treering.threads.history import Journal, find_by_beginning, find_position, read_heads
 from treering.threads.hooks import check_text
-from treering.threads.writer import HEADS, THREADS, head_ref, heads_prefix, read_head
+from treering.threads.writer import HEADS, THREADS, WAITING, head_ref, heads_prefix, read_head
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from treering.core.engine import Engine
     from treering.core.records import Ref
+    from treering.threads.checkpoint import Checkpoint
+    from treering.threads.thread import Thread
+    from treering.workspaces.diff import FileChange
 
 _SUGGESTIONS: Final = 3
 _SUGGESTED_FROM: Final = 1_000
@@ -274,3 +287,47 @@ class Finder:
         if near:
             return f"thread {text!r} not found{where}; did you mean {' or '.join(map(repr, near))}?"
         return f"thread {text!r} not found{where}; list threads with: treering threads"
+
+
+_AT_ONCE: Final = 100
+_LOOKED_BACK: Final = 1_000
+"""How many checkpoints are read at most to find where a run began."""
+
+
+class WaitingThreads:
+    """The threads of a store that wait for a person; answers them. See `treering.approvals`."""
+
+    def __init__(self, engine: Engine, space: str, thread: Callable[[str, str], Thread]) -> None:
+        self._engine = engine
+        self._space = space
+        self.thread = thread
+
+    def each(self, namespace: str | None) -> Iterator[Asked]:
+        """Yield the questions of a namespace (``None``: of all), oldest first."""
+        query = ListQuery(list=THREADS, namespace=namespace, status=WAITING, oldest_first=True)
+        refs = each_listed(self._engine, self._space, query)
+        while batch := list(islice(refs, _AT_ONCE)):
+            heads = read_heads(self._engine, self._space, [read_head(ref).checkpoint for ref in batch])
+            for ref in batch:
+                head = heads.get(read_head(ref).checkpoint)
+                if head is not None and head.pending_interrupt is not None:
+                    yield Asked(
+                        thread_id=head.thread,
+                        namespace=head.namespace,
+                        checkpoint_id=head.id,
+                        pending=head.pending_interrupt,
+                        asked_us=ref.changed_at_us,
+                    )
+
+    def files(self, thread_id: str, namespace: str, checkpoint_id: str) -> list[FileChange]:
+        """Return what changed in the files of a thread until a checkpoint, since its run began."""
+        thread = self.thread(thread_id, namespace)
+        asked = thread.at(checkpoint_id)
+        run = asked.metadata.get("run")
+        base: Checkpoint = asked
+        for each in islice(thread.history(after=asked), _LOOKED_BACK):
+            if run is not None and base.metadata.get("run") != run:
+                break
+            if each.snapshot is not None or run is not None:
+                base = each
+        return thread.workspace.diff(base.snapshot, asked.snapshot)

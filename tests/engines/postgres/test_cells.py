@@ -15,14 +15,13 @@ import treering
 from treering.blobs.folder import FolderBlobs
 from treering.core.batch import Draft
 from treering.core.content import Content, object_address
-from treering.core.failpoints import Injected
+from treering.core.failpoints import Injected, armed
 from treering.core.query import EventQuery, each_record
 from treering.engines import cells
 from treering.engines.postgres.move import COPIED, SWITCHED
 from treering.engines.sql.rows import space_number
 from treering.errors import Conflict, InvalidInput, NotFound, TreeringError, Unsupported
 from treering.testing import batches
-from treering.testing.failpoints import armed
 from treering.testing.portrait import portrait
 
 WRITERS = 4

@@ -18,8 +18,7 @@ from treering.blobs.folder import FolderBlobs
 from treering.core.batch import Draft, Event, Listing
 from treering.core.content import Address, Content
 from treering.core.ids import Scope, namespace_prefix, thread_of_scope, thread_scope_of
-from treering.core.query import Erasure, EventQuery, ListQuery, SumQuery
-from treering.core.unreadable import collecting
+from treering.core.query import Erasure, EventQuery, ListQuery, SumQuery, collecting
 from treering.engines.sql import rows
 from treering.engines.sql.rows import (
     CODES,

@@ -28,10 +28,9 @@ try:
     from google.genai import types
 
     from treering.adapters.adk.artifacts import TreeringArtifactService
-    from treering.adapters.adk.confirmations import answer_of
     from treering.adapters.adk.memory import TreeringMemoryService
     from treering.adapters.adk.runs import TreeringPlugin, run_of
-    from treering.adapters.adk.sessions import CachedSession, SessionName, Sessions
+    from treering.adapters.adk.sessions import CachedSession, SessionName, Sessions, answer_of
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] == "treering":
         raise

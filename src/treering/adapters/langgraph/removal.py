@@ -14,11 +14,10 @@ from msgspec import structs
 
 from treering.adapters.langgraph.channels import has_whole
 from treering.adapters.langgraph.task_writes import parse_place
-from treering.core.batch import ANY, Draft, Event
+from treering.core.batch import ANY, Backoff, Draft, Event
 from treering.core.content import Address, list_address
 from treering.core.encoding import encode_json
 from treering.core.ids import new_id
-from treering.core.optimistic import Backoff
 from treering.core.query import Erasure, EventQuery, check_may_erase, each_record
 from treering.errors import Conflict, InvalidInput, RefMoved
 from treering.graphs.extension import WRITES

@@ -16,16 +16,46 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import wraps
 from random import random
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, cast
 
+from treering.adapters.langchain.tracing import TreeringTracer
+from treering.adapters.langgraph.known_types import ClosedSerializer, KnownTypes, watch_graphs
+from treering.adapters.langgraph.reader import Reader, thread_id_of
+from treering.adapters.langgraph.removal import Removal
+from treering.adapters.langgraph.store import TreeringStore
+from treering.adapters.langgraph.values import ValueCodec
+from treering.adapters.langgraph.writer import ARRIVAL_SECONDS, PutRequest, Writer
+from treering.adapters.shared import Opened, StoreOrUrl, checked_namespace
+from treering.core.clock import SystemClock
 from treering.errors import InvalidInput, MissingExtra, TreeringError
+from treering.graphs.graph import Graphs
+from treering.graphs.step import GraphKey
+from treering.runs.span import current_node
+from treering.sync_async import Closing, Done
+from treering.threads.checkpoint import MESSAGES
+from treering.threads.upcasting import VERSIONS, upgrade_of, versions_of, with_versions
+
+if TYPE_CHECKING:
+    from treering.bridge import Bridge
+    from treering.store import Store
 
 try:
-    from langchain_core.runnables import RunnableConfig
+    from langchain_core.callbacks import BaseCallbackManager
+    from langchain_core.runnables.config import RunnableConfig, merge_configs, var_child_runnable_config
     from langgraph.checkpoint.base import (
         WRITES_IDX_MAP,
         BaseCheckpointSaver,
@@ -38,35 +68,13 @@ try:
         get_checkpoint_metadata,
     )
     from langgraph.checkpoint.serde.base import SerializerProtocol
+    from langgraph.pregel import Pregel  # pyright: ignore[reportMissingTypeStubs]
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] in {"langgraph", "langchain_core", "ormsgpack"}:
         raise MissingExtra("treering.adapters.langgraph", "langgraph") from error
     raise
 
-from treering.adapters.langchain.tracing import TreeringTracer
-from treering.adapters.langgraph.known_types import ClosedSerializer, KnownTypes, watch_graphs
-from treering.adapters.langgraph.reader import Reader, thread_id_of
-from treering.adapters.langgraph.removal import Removal
-from treering.adapters.langgraph.runs import record_graphs, run_of
-from treering.adapters.langgraph.store import TreeringStore
-from treering.adapters.langgraph.values import ValueCodec
-from treering.adapters.langgraph.writer import ARRIVAL_SECONDS, PutRequest, Writer
-from treering.adapters.shared import Opened, StoreOrUrl, checked_namespace
-from treering.core.clock import SystemClock
-from treering.graphs.graph import Graphs
-from treering.graphs.step import GraphKey
-from treering.sync_async import Closing, Done
-from treering.threads.checkpoint import MESSAGES
-from treering.threads.upcasting import VERSIONS, upgrade_of, versions_of, with_versions
-
-if TYPE_CHECKING:
-    from treering.bridge import Bridge
-    from treering.store import Store
-
-__all__ = ["TreeringSaver", "TreeringStore"]
-
 watch_graphs()
-record_graphs()
 
 P = ParamSpec("P")
 
@@ -495,3 +503,66 @@ def _numbered(writes: Sequence[tuple[str, Any]]) -> Sequence[tuple[str, int, Any
 def _flush(writer: Writer) -> None:
     with suppress(TreeringError):  # the store may be closed by now
         writer.flush()
+
+
+# LangGraph tells a checkpointer nothing of models, tokens and errors, nor when a call of its graph begins. So
+# the two methods that all calls go through add a tracer to the callbacks, as if the caller had passed it.
+# Calls inside of it inherit the tracer, a caller's own is not doubled, and a call without a saver that
+# records runs is passed on as it came. The saver finds the tracer again in the config that it is given.
+_is_recording = False
+
+
+def record_graphs() -> None:
+    """Let every call of a graph from now on ask its saver for a tracer."""
+    global _is_recording  # noqa: PLW0603
+    if not _is_recording:
+        graph_class = cast("Any", Pregel)
+        graph_class.stream = _recorded(graph_class.stream)
+        graph_class.astream = _recorded(graph_class.astream)
+        _is_recording = True
+
+
+def _recorded(stream: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(stream)
+    def recorded(self: Any, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
+        return stream(self, input, _with_tracer(self, config), **options)
+
+    return recorded
+
+
+def _with_tracer(graph: Any, config: RunnableConfig | None) -> RunnableConfig | None:
+    make = getattr(graph.checkpointer, "new_tracer", None)
+    outer = var_child_runnable_config.get()
+    if make is None or _tracer_of(merge_configs(outer, graph.config, config)) is not None:
+        return config
+    tracer = make()
+    if tracer is None:
+        return config
+    callbacks = merge_configs(outer, graph.config, config, {"callbacks": [tracer]}).get("callbacks")
+    return cast("RunnableConfig", {**(config or {}), "callbacks": callbacks})
+
+
+def _tracer_of(config: RunnableConfig) -> TreeringTracer | None:
+    callbacks = config.get("callbacks")
+    handlers = callbacks.handlers if isinstance(callbacks, BaseCallbackManager) else callbacks or []
+    return next((each for each in handlers if isinstance(each, TreeringTracer)), None)
+
+
+@contextmanager
+def run_of(config: RunnableConfig) -> Generator[None]:
+    """What is saved inside is of the run that the call with this config records, if there is one."""
+    tracer = _tracer_of(config) if current_node.get() is None else None
+    root = tracer.root if tracer is not None else None
+    if root is None:
+        yield
+        return
+    token = current_node.set(root)
+    try:
+        yield
+    finally:
+        current_node.reset(token)
+
+
+record_graphs()
+
+__all__ = ["TreeringSaver", "TreeringStore"]

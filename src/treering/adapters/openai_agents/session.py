@@ -12,6 +12,11 @@ The runner saves a turn when all of its tools are done. The hooks of `checkpoint
 tool's result at once, in the state of the thread. A turn that was interrupted is read as far as it got;
 when the runner saves the whole turn, that replaces it. **Invariant:** the items of concurrent writers are
 stored one after the other, never mixed; none is lost, and no tool result is stored twice.
+
+A run that stops for approval is a `RunState`, which the SDK can write as JSON. It is part of the thread's
+pending interrupt, whose payload lists the calls that wait: that is what a person reads. The answer may come
+from anywhere: the dashboard, the command line, `Thread.resume`. **Invariant:** an answer is applied to the
+state that it was given for, which the checkpoint before the answer holds.
 """
 
 from __future__ import annotations
@@ -20,8 +25,8 @@ import json
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import dropwhile
-from typing import Any, Final, TypeVar, cast
+from itertools import dropwhile, islice
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from treering.adapters.conversation import retry_if_removed
 from treering.adapters.openai_agents.tracing import TreeringTracingProcessor, session_runs
@@ -33,7 +38,10 @@ from treering.runs.span import current_node
 from treering.sync_async import Closing
 from treering.threads.checkpoint import MESSAGES, Checkpoint
 from treering.threads.hooks import COMPACTIONS
-from treering.threads.thread import ThreadMoved
+from treering.threads.thread import ThreadMoved, new_interrupt
+
+if TYPE_CHECKING:
+    from treering.threads.thread import Thread
 
 try:
     from agents import (
@@ -55,14 +63,10 @@ try:
     from agents.tool_context import ToolContext
     from openai.types.responses import ResponseFunctionToolCall
     from pydantic import BaseModel
-
-    from treering.adapters.openai_agents.approvals import apply_answer, pending_interrupt, read_answer
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] in {"agents", "openai"}:
         raise MissingExtra("treering.adapters.openai_agents", "openai-agents") from error
     raise
-
-__all__ = ["TreeringSession", "TreeringTracingProcessor"]
 
 UNFINISHED: Final = "unfinished_turn"
 """The state value with the tool results of a turn that the runner has not saved yet."""
@@ -557,3 +561,73 @@ def _whole_view(checkpoint: Checkpoint) -> list[Item]:
 def _length(checkpoint: Checkpoint | None) -> int:
     prefix = None if checkpoint is None else checkpoint.record.lists.get(MESSAGES)
     return 0 if prefix is None else prefix.length
+
+
+RUN_STATE: Final = "run_state"
+CALLS: Final = "approvals"
+
+
+def pending_interrupt(result: RunResultBase) -> dict[str, Any] | None:
+    """Return what a run waits for: the calls to decide on, and beside them its state; ``None`` if it does not
+    wait.
+    """
+    state: Any = cast("Any", result).to_state()
+    calls = [
+        {"call_id": each.call_id, "tool": each.name, "arguments": _arguments(each.arguments)}
+        for each in state.get_interruptions()
+    ]
+    return new_interrupt({CALLS: calls}, None) | {RUN_STATE: state.to_json()} if calls else None
+
+
+def _arguments(text: str | None) -> Any:
+    """Return arguments as a person reads them: those of a function are JSON."""
+    try:
+        return json.loads(text or "null")
+    except ValueError:
+        return text
+
+
+def read_answer(thread: Thread) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Return the answer that a thread has, and the run state that it is about; ``None`` if there is none."""
+    newest = list(islice(thread.history(), 2))
+    answer = newest[0].metadata.get("resumed") if newest else None
+    pending = newest[1].pending_interrupt if len(newest) > 1 else None
+    state = cast("dict[str, Any]", pending).get(RUN_STATE) if isinstance(pending, dict) else None
+    if not isinstance(answer, dict) or not isinstance(state, dict):
+        return None
+    return cast("dict[str, Any]", answer), cast("dict[str, Any]", state)
+
+
+async def apply_answer(
+    agent: Agent[Any], answer: Mapping[str, Any], run_state: dict[str, Any]
+) -> RunState[Any]:
+    """Return the state with each waiting call approved or rejected."""
+    state: Any = await RunState.from_json(agent, run_state)
+    decided = _decisions(answer)
+    for each in state.get_interruptions():
+        is_approved, message = decided.get(each.call_id, decided[None])
+        if is_approved:
+            state.approve(each)
+        else:
+            state.reject(each, rejection_message=message)
+    return state
+
+
+def _decisions(answer: Mapping[str, Any]) -> dict[str | None, tuple[bool, str | None]]:
+    """Return the decision on each call, and under ``None`` that on all others."""
+    if answer["decision"] != "edit":
+        return {None: (answer["decision"] == "approve", None)}
+    given: Any = answer["payload"]
+    calls: Any = cast("dict[str, Any]", given).get(CALLS) if isinstance(given, dict) else None
+    if not isinstance(calls, list):
+        raise InvalidInput(
+            'an edited answer lists the calls to decide on: {"approvals": [{"call_id": "...", '
+            '"approve": false, "message": "why"}]}; calls that it leaves out are rejected'
+        )
+    decided: dict[str | None, tuple[bool, str | None]] = {None: (False, None)}
+    for each in cast("list[dict[str, Any]]", calls):
+        decided[each["call_id"]] = bool(each.get("approve", True)), each.get("message")
+    return decided
+
+
+__all__ = ["TreeringSession", "TreeringTracingProcessor"]

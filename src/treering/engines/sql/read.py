@@ -47,9 +47,9 @@ from treering.core.query import (
     decode_list_cursor,
     encode_cursor,
     encode_list_cursor,
+    note_unreadable,
 )
 from treering.core.records import ListInfo, Page, Record, RefPage, locate
-from treering.core.unreadable import note_unreadable
 from treering.engines.sql.commit.decide import ListState, check_list
 from treering.engines.sql.rows import (
     BODY_PART_BITS,
@@ -377,7 +377,7 @@ def scan_refs(session: Session, space: int, prefix: str, after: str | None, limi
 
 
 def _readable(rows: Sequence[Row]) -> Iterator[Ref]:
-    """Yield the refs of a list without those that are damaged, which are told of (`core.unreadable`)."""
+    """Yield the refs of a list without those that are damaged, which are told of (`core.query`)."""
     for row in rows:
         try:
             ref = ref_of(row)

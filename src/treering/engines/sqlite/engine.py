@@ -42,8 +42,7 @@ from treering.engines.sql.objects import Objects
 from treering.engines.sql.rows import decode_phrases
 from treering.engines.sql.search import TextIndex
 from treering.engines.sqlite.commit_log import CommitLog, LastCommit
-from treering.engines.sqlite.connection import SqliteDatabase, retry_while_busy
-from treering.engines.sqlite.errors import FAILURES, damaged, translate
+from treering.engines.sqlite.connection import FAILURES, SqliteDatabase, damaged, retry_while_busy, translate
 from treering.errors import (
     Closed,
     Conflict,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from treering.core.unreadable import Unreadable
+from treering.core.query import Unreadable
 from treering.effects.effects import Effect, Status
 from treering.errors import InvalidInput
 from treering.server.endpoints import Call, endpoint

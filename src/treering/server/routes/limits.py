@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from treering.core.unreadable import Unreadable
+from treering.core.query import Unreadable
 from treering.errors import NotFound
 from treering.limits.alerts import Alert, AlertRule, What
 from treering.limits.budgets import Action, BudgetUsage, Every, Measure, Per, SharedBudget

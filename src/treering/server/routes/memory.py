@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
-from treering.core.unreadable import Unreadable
+from treering.core.query import Unreadable
 from treering.errors import NotFound
 from treering.maintenance.forget import Forgotten
 from treering.memory.documents import (

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from treering.core.batch import Usage
 from treering.core.clock import DAY_US, to_iso
-from treering.core.unreadable import Unreadable
+from treering.core.query import Unreadable
 from treering.errors import InvalidInput, NotFound
 from treering.runs.compare import AgentComparison, RunComparison
 from treering.runs.cost import By, Cost, CostReport, cost_report

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from treering.core.unreadable import Unreadable
+from treering.core.query import Unreadable
 from treering.schedules.schedules import Schedules
 from treering.schedules.tasks import CatchUp, OccurrenceReport, Overlap, Task
 from treering.server.endpoints import Call, endpoint

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
-from treering.core.unreadable import Unreadable
+from treering.core.query import Unreadable
 from treering.errors import NotFound
 from treering.server.endpoints import OK, Call, Empty, endpoint
 from treering.state.state import State, StateChange, StateEntry

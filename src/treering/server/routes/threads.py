@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from treering.core.clock import to_iso
-from treering.core.unreadable import Unreadable
+from treering.core.query import Unreadable
 from treering.effects.effects import Effect
 from treering.errors import InvalidInput, NotFound
 from treering.runs.messages import ReadMessage, preview, read_message

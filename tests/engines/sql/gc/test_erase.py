@@ -19,14 +19,13 @@ from tests.engines.sql.sql_world import (
 )
 from treering.core.batch import Add, Draft, Text
 from treering.core.content import Content, list_address, object_address
-from treering.core.failpoints import Injected
+from treering.core.failpoints import Injected, armed
 from treering.core.query import Erasure, SearchQuery
 from treering.engines.memory.engine import MemoryEngine
 from treering.engines.sql.gc import erase
 from treering.engines.sql.rows import run_key
 from treering.errors import Conflict, MissingObjects, NotFound
 from treering.testing import batches
-from treering.testing.failpoints import armed
 from treering.testing.portrait import all_records, portrait, problems
 
 A, B = "/thread/a", "/thread/b"

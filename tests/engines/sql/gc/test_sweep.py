@@ -11,14 +11,13 @@ from tests.engines.sql.sql_world import SPACE, STORES, History, open_either, ope
 from treering.core.batch import Batch, Draft, Text
 from treering.core.clock import ManualClock
 from treering.core.content import Content, list_address, object_address
-from treering.core.failpoints import Injected
+from treering.core.failpoints import Injected, armed
 from treering.core.ids import new_id
 from treering.core.tree import FileEntry, FolderEntry, Tree, encode_tree, links_of
 from treering.engines.memory.engine import MemoryEngine
 from treering.engines.sql.gc import sweep
 from treering.errors import Corrupt, MissingObjects
 from treering.testing import batches
-from treering.testing.failpoints import armed
 from treering.testing.portrait import portrait, problems
 
 
