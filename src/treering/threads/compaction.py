@@ -175,7 +175,9 @@ def new_compaction(
         usage=made.usage or given.usage,
         cost=given.cost if made.cost is None else made.cost,
     )
-    return _compaction(made, messages, keeps=keeps, since=since, end=end, now_us=now_us, tokenizer=tokenizer)
+    return made_compaction(
+        made, messages, keeps=keeps, since=since, end=end, now_us=now_us, tokenizer=tokenizer
+    )
 
 
 def compaction_of(
@@ -199,10 +201,12 @@ def compaction_of(
     if end <= keeps:
         return None
     since = min(earlier[-1].upto, end) if earlier else 0
-    return _compaction(made, messages, keeps=keeps, since=since, end=end, now_us=now_us, id=id, source=source)
+    return made_compaction(
+        made, messages, keeps=keeps, since=since, end=end, now_us=now_us, id=id, source=source
+    )
 
 
-def _compaction(
+def made_compaction(
     made: Summary,
     messages: Sequence[Any],
     *,
@@ -214,7 +218,10 @@ def _compaction(
     id: str | None = None,
     source: str = "treering",
 ) -> Compaction:
-    stand_in = list(made.messages) or [{"role": "user", "content": _SUMMARY.format(made.text)}]
+    """Return the boundary that lets a summary stand for the messages from ``keeps`` to ``end``."""
+    stand_in = list(made.messages)
+    if made.text and not stand_in:
+        stand_in = [{"role": "user", "content": _SUMMARY.format(made.text)}]
     counter = TokenCounter(tokenizer)
     usage = usage_of(made.usage)
     cost = None if made.cost is None else to_cost(made.cost)
@@ -312,9 +319,12 @@ def _counts(usage: Usage) -> dict[str, int]:
 # Storing it
 def stored_form(compaction: Compaction) -> dict[str, Any]:
     """Return a compaction as an item of its list, without what is unset."""
-    defaults = Compaction(id="", upto=0, messages=[], created_at_us=0)
+    unset = Compaction(id=compaction.id, upto=0, messages=[], created_at_us=0)
     fields = msgspec.structs.asdict(compaction)
-    return {name: value for name, value in fields.items() if value != getattr(defaults, name)}
+    required = ("id", "upto", "messages", "created_at_us")
+    return {
+        name: value for name, value in fields.items() if name in required or value != getattr(unset, name)
+    }
 
 
 def from_stored(item: Any) -> Compaction:

@@ -287,12 +287,23 @@ class Thread:
         left = [] if everything else made[:-1]
         return self._save_compactions(left, note or f"uncompact: {made[len(left)].upto} messages")
 
-    def _save_compactions(self, compactions: Sequence[Compaction], note: str) -> Checkpoint:
+    def _save_compactions(
+        self,
+        compactions: Sequence[Compaction],
+        note: str,
+        *,
+        state: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Checkpoint:
         head = self._head.see_once()
-        metadata = {} if head is None else {**head.metadata}
-        metadata.pop(FORKED_FROM, None)
+        if metadata is None:
+            metadata = {} if head is None else {**head.metadata}
+            metadata.pop(FORKED_FROM, None)
         request = self._request(
-            metadata=metadata, note=note, pending_interrupt=None if head is None else head.pending_interrupt
+            state=state,
+            metadata=metadata,
+            note=note,
+            pending_interrupt=None if head is None else head.pending_interrupt,
         )
         lists: dict[str, Sequence[Any]] = {
             **request.lists,
@@ -789,6 +800,18 @@ class Thread:
 
     def _event(self, checkpoint: Checkpoint) -> CheckpointEvent:
         return CheckpointEvent(thread_id=self._id, namespace=self._namespace, checkpoint=checkpoint)
+
+
+def save_compactions(
+    thread: Thread,
+    compactions: Sequence[Compaction],
+    note: str,
+    *,
+    state: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Checkpoint:
+    """Save the compactions that a framework made of the head of a thread, in place of those that it has."""
+    return thread._save_compactions(compactions, note, state=state, metadata=metadata)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - of this file
 
 
 def _has_gone_on(before: CheckpointRecord, after: CheckpointRecord) -> bool:

@@ -160,3 +160,10 @@ def test_a_model_reads_the_compact_view_and_the_thread_keeps_everything(store, s
     run(store, shop, given="three")
     assert len(asyncio.run(session.get_items())) == 4
     assert store.thread("t").load().message_count == 6
+
+
+def test_a_result_that_a_summary_stands_for_was_delivered(store, shop) -> None:
+    run(store, shop, [call()])
+    store.thread("t").compact("They paid.")
+    run(store, shop, [call(id="second")])
+    assert shop.paid == ["1", "1"]

@@ -347,8 +347,14 @@ def test_openais_compaction_is_one_checkpoint(store):
         assert len(await TreeringSession("s", store).get_items()) == 2
 
     asyncio.run(main())
-    # Nobody ever saw the conversation empty, and it can be rewound to before the compaction.
-    assert [len(each.messages) for each in store.thread("s").history()] == [2, 1, 3]
+    # Nothing was removed, and nobody ever saw the conversation empty.
+    thread = store.thread("s")
+    assert texts(thread.load().messages) == ["a", "b", "c", "d"]
+    assert [len(each.compact_view().messages) for each in thread.history()] == [2, 1, 3]
+    (made,) = thread.load().compactions
+    assert (made.since, made.upto, made.source) == (0, 3, "openai-agents")
+    thread.uncompact()
+    assert texts(asyncio.run(TreeringSession("s", store).get_items())) == ["a", "b", "c", "d"]
 
 
 def test_the_oldest_items_go_with_a_compaction_as_far_as_they_have_expired(store):
@@ -413,4 +419,48 @@ def test_a_compaction_of_the_newest_items_keeps_the_older_ones(store):
         assert (await session._get_compaction_snapshot(9)).complete
 
     asyncio.run(main())
-    assert [len(each.messages) for each in store.thread("s").history()] == [3, 4]
+    assert texts(store.thread("s").load().messages) == ["a", "b", "c", "d"]
+
+
+def test_a_session_reads_and_shortens_what_a_compaction_left(store):
+    async def main():
+        session = TreeringSession("s", store)
+        await session.add_items([say(each) for each in "abcd"])
+        assert await session._atomic_replace_items([say("x"), say("y")])
+        await session.add_items([say("e")])
+        assert texts(await session.get_items(2)) == ["y", "e"]
+        popped = [await session.pop_item() for _ in range(4)]
+        assert texts(popped[:3]) == ["e", "y", "x"]
+        assert (popped[3], await session.get_items()) == (None, [])
+        await session.add_items([say("f")])
+        snapshot = await session._get_compaction_snapshot(9)
+        assert await snapshot.replace_suffix(0, [])
+        assert await session.get_items() == []
+        await session.clear_session()
+        await session.add_items([say("g")])
+        assert texts(await session.get_items()) == ["g"]
+
+    asyncio.run(main())
+    thread = store.thread("s")
+    longest = max(thread.history(), key=lambda each: each.message_count)
+    assert texts(longest.messages) == ["a", "b", "c", "d", "f"]
+    assert thread.load().compactions == []
+
+
+def test_a_second_compaction_keeps_what_the_first_one_kept(store):
+    async def main():
+        session = TreeringSession("s", store)
+        await session.add_items([say(each) for each in "abcd"])
+        first = await session._get_compaction_snapshot(3)
+        await first.replace_suffix(1, [say("cd")])
+        await session.add_items([say("e"), say("f")])
+        second = await session._get_compaction_snapshot(3)
+        assert texts(second.items) == ["cd", "e", "f"]
+        assert await second.replace_suffix(1, [say("ef")])
+        assert texts(await session.get_items()) == ["a", "b", "cd", "ef"]
+
+    asyncio.run(main())
+    loaded = store.thread("s").load()
+    assert texts(loaded.messages) == list("abcdef")
+    assert [(each.keeps, each.since, each.upto) for each in loaded.compactions] == [(2, 0, 4), (2, 4, 6)]
+    assert texts(store.thread("s").load(view="compact").messages) == ["a", "b", "cd", "ef"]

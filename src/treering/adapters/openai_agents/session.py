@@ -5,8 +5,11 @@
 
 Each `add_items` is one durable checkpoint of the thread with the session's id, which can be rewound, forked
 and compared like any other. `pop_item` and `clear_session` save a shorter checkpoint: the removed items are
-still in the earlier ones. OpenAI's `OpenAIResponsesCompactionSession` works on top of it, and its replacement
-of history by a summary is one checkpoint too.
+still in the earlier ones.
+
+The SDK is given the compact view of the thread (see `treering.threads.compaction`). When OpenAI's
+`OpenAIResponsesCompactionSession`, on top of it, replaces items by a summary, that is a compaction: one
+checkpoint whose view is what the SDK asked for, and which still has every item.
 
 The runner saves a turn when all of its tools are done. The hooks of `checkpoint_after_tool_call` save each
 tool's result at once, in the state of the thread. A turn that was interrupted is read as far as it got;
@@ -25,7 +28,7 @@ import json
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import dropwhile, islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from treering.adapters.conversation import retry_if_removed
@@ -37,8 +40,9 @@ from treering.errors import InvalidInput, MissingExtra, Vetoed
 from treering.runs.span import current_node
 from treering.sync_async import Closing
 from treering.threads.checkpoint import MESSAGES, Checkpoint
+from treering.threads.compaction import Compaction, Summary, from_stored, made_compaction
 from treering.threads.hooks import COMPACTIONS
-from treering.threads.thread import ThreadMoved, new_interrupt
+from treering.threads.thread import ThreadMoved, new_interrupt, save_compactions
 
 if TYPE_CHECKING:
     from treering.threads.thread import Thread
@@ -70,6 +74,9 @@ except ModuleNotFoundError as error:
 
 UNFINISHED: Final = "unfinished_turn"
 """The state value with the tool results of a turn that the runner has not saved yet."""
+
+SOURCE: Final = "openai-agents"
+"""Who made a compaction that the SDK asked for."""
 
 _RESPONSE: Final = "response"
 _OUTPUT: Final = "output/"
@@ -140,8 +147,9 @@ class TreeringSession(Closing):
         """Return the conversation, or its last ``limit`` items (default: the limit of the session's
         settings).
 
-        As in the SDK's own sessions, a negative limit means none. Only the returned items are read. A thread
-        that was compacted (`Thread.compact`) begins with its summary; the full conversation stays stored.
+        As in the SDK's own sessions, a negative limit means none. Only the returned items are read. If the
+        thread was compacted, by `Thread.compact` or by OpenAI's compaction session, the conversation begins
+        with the summary; ``store.thread(session.thread_id).load().messages`` has all of it.
         """
         if limit is None and self.session_settings is not None:
             limit = self.session_settings.limit
@@ -213,10 +221,10 @@ class TreeringSession(Closing):
         return [_effect_tool(each, calls, self) if isinstance(each, FunctionTool) else each for each in tools]
 
     def has_result(self, call_id: str | None) -> bool:
-        """Whether the result of a tool call is stored."""
+        """Whether the result of a tool call is stored, also if a summary stands for it."""
         return any(
             item.get("type") == "function_call_output" and item.get("call_id") == call_id
-            for item in self._get(None)
+            for item in retry_if_removed(self._everything)
         )
 
     def close(self) -> None:
@@ -289,9 +297,9 @@ class TreeringSession(Closing):
         seen = await self._executor.call(self._thread.get)
         if _unfinished(seen):
             return None
-        count = _length(seen)
-        items = [] if seen is None else await self._executor.call(seen.last_messages, min(limit, count))
-        kept = count - len(items)
+        view = _View(seen)
+        items = await self._executor.call(view.last, limit)
+        kept = view.length - len(items)
 
         async def replace_suffix(start: int, output: list[TResponseInputItem]) -> bool:
             given = _checked_items(output)
@@ -322,11 +330,42 @@ class TreeringSession(Closing):
         *,
         prune_prefix: Callable[[Any], bool] | None = None,
     ) -> None:
-        kept = [] if checkpoint is None else checkpoint.items(MESSAGES)[:start]
+        view = _View(checkpoint)
+        dropped = 0
         if prune_prefix is not None:
-            kept = list(dropwhile(prune_prefix, kept))
+            dropped = sum(1 for _ in takewhile(prune_prefix, view.last(None)[:start]))
         state = _state_without_turn(checkpoint, _unfinished(checkpoint))
-        self._thread.checkpoint([*kept, *items], state, metadata=self._metadata, note="compaction")
+        self._save_view(view, dropped, start, items, note="compaction", state=state)
+
+    def _save_view(
+        self,
+        view: _View,
+        first: int,
+        stop: int,
+        items: list[Item],
+        *,
+        note: str,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Let the view be its items from ``first`` to ``stop``, then ``items``; nothing is removed."""
+        if view.checkpoint is None:
+            self._thread.append(*items, state=state, metadata=self._metadata, note=note)
+            return
+        keeps = 0
+        if not first:
+            keeps = stop if view.newest is None else min(stop, view.newest.keeps)
+        made = Summary(messages=[*view.last(None)[max(first, keeps) : stop], *items])
+        compaction = made_compaction(
+            made,
+            view.checkpoint.items(MESSAGES),
+            keeps=keeps,
+            since=view.start,
+            end=view.count,
+            now_us=self._opened.store.clock.now_us(),
+            source=SOURCE,
+        )
+        made_so_far = [*view.checkpoint.compactions, compaction]
+        save_compactions(self._thread, made_so_far, note, state=state, metadata=self._metadata)
 
     def _save_after_last(self, save: Callable[[Checkpoint | None], Checkpoint]) -> None:
         """Save after the checkpoint that was seen last; read the head only if that fails."""
@@ -367,8 +406,13 @@ class TreeringSession(Closing):
             return []
         tail = _turn_items(_unfinished(checkpoint))
         if limit is None:
-            return _whole_view(checkpoint) + tail
-        return checkpoint.last_messages(max(limit - len(tail), 0)) + tail[-limit:]
+            return _View(checkpoint).last(None) + tail
+        return _View(checkpoint).last(max(limit - len(tail), 0)) + tail[-limit:]
+
+    def _everything(self) -> list[Item]:
+        """Return all items, also those that a summary stands for."""
+        checkpoint = self._thread.get()
+        return [] if checkpoint is None else checkpoint.messages + _turn_items(_unfinished(checkpoint))
 
     def _appending(self, items: list[Item]) -> Callable[[Checkpoint | None], Checkpoint]:
         def add(checkpoint: Checkpoint | None) -> Checkpoint:
@@ -387,18 +431,21 @@ class TreeringSession(Closing):
                 *_turn_items(turn), state=_state_without_turn(checkpoint, turn), metadata=self._metadata
             )
             checkpoint = self._thread.head
-        length = _length(checkpoint)
-        if checkpoint is None or not length:
+        view = _View(checkpoint)
+        if not view.length:
             return None
-        (item,) = checkpoint.last_messages(1)
-        self._thread.shorten(length - 1, metadata=self._metadata, note="pop_item")
+        (item,) = view.last(1)
+        if view.count > view.start:
+            self._thread.shorten(view.count - 1, metadata=self._metadata, note="pop_item")
+        else:
+            self._save_view(view, 0, view.length - 1, [], note="pop_item")
         return item
 
     def _clear(self, checkpoint: Checkpoint | None) -> None:
         if turn := _unfinished(checkpoint):
             state = _state_without_turn(checkpoint, turn)
             self._thread.checkpoint(state=state, metadata=self._metadata, note="clear_session")
-        if _length(checkpoint):
+        if _View(checkpoint).count:
             self._thread.shorten(0, metadata=self._metadata, note="clear_session")
 
 
@@ -551,16 +598,35 @@ def _call_ids(items: list[Item]) -> list[str]:
     return [item["call_id"] for item in items if item.get("type") == "function_call"]
 
 
-def _whole_view(checkpoint: Checkpoint) -> list[Item]:
-    """Return what a model is given of the conversation: all of it, or what a compaction leaves."""
-    if COMPACTIONS not in checkpoint.record.lists:
-        return checkpoint.items(MESSAGES)
-    return checkpoint.compact_view().messages
+class _View:
+    """What the SDK is given of a checkpoint: ``lead``, then the messages from ``start`` on."""
 
+    def __init__(self, checkpoint: Checkpoint | None) -> None:
+        self.checkpoint = checkpoint
+        stored = {} if checkpoint is None else checkpoint.record.lists
+        self.count = stored[MESSAGES].length if MESSAGES in stored else 0
+        self.newest: Compaction | None = None
+        self.start = 0
+        self.lead = 0
+        made = [] if checkpoint is None else checkpoint.items(COMPACTIONS, last=1)
+        if made:
+            self.newest = from_stored(made[0])
+            self.start = self.newest.upto
+            self.lead = self.newest.keeps + len(self.newest.messages)
 
-def _length(checkpoint: Checkpoint | None) -> int:
-    prefix = None if checkpoint is None else checkpoint.record.lists.get(MESSAGES)
-    return 0 if prefix is None else prefix.length
+    @property
+    def length(self) -> int:
+        """The number of its items."""
+        return self.lead + self.count - self.start
+
+    def last(self, limit: int | None) -> list[Item]:
+        """Return its last items, and read no others."""
+        if self.checkpoint is None or limit == 0:
+            return []
+        if limit is not None and limit <= self.count - self.start:
+            return self.checkpoint.last_messages(limit)
+        items = self.checkpoint.compact_view().messages
+        return items if limit is None else items[-limit:]
 
 
 RUN_STATE: Final = "run_state"
