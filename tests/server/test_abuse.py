@@ -7,13 +7,14 @@ another client was answered while the request was running.
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
 import re
 import socket
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import httpx
@@ -23,12 +24,14 @@ from starlette.testclient import TestClient
 
 import treering
 from tests.server.test_serving import Server
+from treering.core.batch import Event
 from treering.engines.remote import protocol
 from treering.errors import InvalidInput, TooLarge
 from treering.runs.otlp import decode
 from treering.runs.otlp.decode import decode_request
 from treering.server import http
 from treering.server.app import create_app
+from treering.server.auth import Keys
 from treering.server.http import MAX_MEMBERS, MAX_VALUES, check_values, inflate
 from treering.testing import batches
 
@@ -541,3 +544,131 @@ def test_what_is_refused_is_not_kept(tmp_path, path):
             method = "PUT" if path.startswith("/state") else "POST"
             assert one.request(method, path, content=body, headers=headers).status_code in {400, 413, 422}
         assert peak_bytes(served) - before < 120 * MB
+
+
+# Streams
+
+
+def upgrade(victim, path: str) -> socket.socket:
+    """A connection of a client that listens and takes little at a time; to a WebSocket for that path."""
+    host = victim.url.removeprefix("http://")
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(PATIENCE)
+    name, _, port = host.partition(":")
+    connection.connect((name, int(port)))
+    head = f"GET {path} HTTP/1.1\r\nHost: {host}\r\n"
+    if path.startswith("/ws"):
+        head += "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        head += f"Sec-WebSocket-Key: {base64.b64encode(bytes(16)).decode()}\r\n"
+    connection.sendall(f"{head}\r\n".encode())
+    assert connection.recv(12) in {b"HTTP/1.1 200", b"HTTP/1.1 101"}
+    return connection
+
+
+def test_readers_that_take_nothing_hold_little_and_delay_nobody(tmp_path):
+    """Each asks for 40 MB. What is read for one of them is bounded, and so is for how many at once."""
+    with treering.open(tmp_path / "store", durability="fast") as store:
+        data = msgspec.json.encode("x" * 60_000)
+        for number in range(14):
+            draft = store.draft()
+            for each in range(50):
+                draft.event(
+                    Event(id=f"{number}-{each}", kind="note", ts_us=10**15, scope="/run/r", data=data)
+                )
+            store.commit(draft)
+    with Server(tmp_path / "store") as served, ExitStack() as stack:
+        before = peak_bytes(served)
+        for path in ("/live?after=0", "/ws?after=0") * 15:
+            stack.enter_context(upgrade(served, path))
+        with (
+            httpx.Client(base_url=served.url, timeout=PATIENCE) as one,
+            one.stream("GET", "/live?after=0") as all_,
+        ):
+            lines = (line for line in all_.iter_lines() if line.startswith("id: "))
+            assert next(line for line in lines if int(line[4:]) >= 700), "another reader gets everything"
+            assert one.get("/readyz").status_code == 200
+        assert peak_bytes(served) - before < 300 * MB
+
+
+FRAMES = {
+    "pings": b"\x89\x80" + bytes(4),
+    "messages": b"\x81\x80" + bytes(4),
+    "pieces of a message": b"\x00\x80" + bytes(4),
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_client_of_the_websocket_that_sends_is_closed_with_a_reason(victim, client, name):
+    """It only listens. A frame has six bytes, and parsing the many of one read would stop the event loop."""
+    first = b"\x01\x80" + bytes(4) if name.startswith("pieces") else b""
+    with closing(upgrade(victim, "/ws")) as connection:
+        received = connection.recv(65536)
+        connection.sendall(first + FRAMES[name] * 100)  # as many as pings of two minutes
+        assert client.get("/healthz").status_code == 200
+        with suppress(ConnectionError):
+            connection.sendall(FRAMES[name] * 10_000)
+            while piece := connection.recv(65536):
+                received += piece
+    assert received.count(b"\x8a\x00") <= 2 * 4096 // 6, "no more pings were answered than a client may send"
+
+
+def test_a_client_that_floods_slowly_is_told_why(victim):
+    with closing(upgrade(victim, "/ws")) as connection:
+        received = b""
+        for _ in range(8):
+            connection.sendall(FRAMES["pings"] * 100)
+            received = connection.recv(65536)
+            if b"only listen" in received:
+                break
+        assert received.endswith(b"only listen; this stream takes no messages")
+        assert is_closed(connection)
+
+
+# Keys
+
+
+def test_no_key_is_logged_or_sent_back(tmp_path):
+    """Wherever a client puts it: where it belongs, in the address, in a body, or cut in the wrong place."""
+    own = "a-key-of-the-settings-4711-4711-4711"
+    with treering.open(tmp_path / "store") as store:
+        made = Keys(store.engine, clock=store.clock).create(scope="write", name="ci").token
+    with Server(tmp_path / "store", TREERING_API_KEY=own) as served:
+        said = ""
+        with httpx.Client(base_url=served.url, timeout=PATIENCE) as one:
+            for key in (own, made):
+                for headers in (
+                    {"authorization": f"Bearer {key}"},
+                    {"authorization": f"Bearer {key}x"},
+                    {"authorization": key},
+                    {"authorization": f"Basic {key}"},
+                    {"x-api-key": f"{key}y"},
+                    {},
+                ):
+                    for method, path, content in (
+                        ("GET", "/runs", None),
+                        ("GET", f"/runs?api_key={key}", None),
+                        ("GET", f"/live?api_key={key}&after=x", None),
+                        ("PUT", "/state/k", b'{"value":'),
+                        ("POST", "/v1/traces", b"\xff\xff"),
+                        ("POST", "/gateway/commit", b"\xff"),
+                        ("POST", "/nothing", b"{}"),
+                    ):
+                        answer = one.request(method, path, content=content, headers=headers | JSON)
+                        assert answer.status_code >= 400 or path == "/runs"
+                        said += str(answer.headers) + answer.text
+            for path in (f"/ws?api_key={made}x", f"/ws?api_key={made}&after=x"):
+                with closing(raw(served)) as connection, suppress(ConnectionError):
+                    connection.sendall(
+                        f"GET {path} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+                        "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+                        f"Sec-WebSocket-Key: {base64.b64encode(bytes(16)).decode()}\r\n\r\n".encode()
+                    )
+                    said += connection.recv(65536).decode()
+            with closing(raw(served)) as connection:
+                connection.sendall(f"GET /runs HTTP/9 {own}\r\nauthorization {made}\r\n\r\n".encode())
+                said += connection.recv(65536).decode()
+        served.process.terminate()
+        said += served.process.stderr.read()
+    for key in (own, made, made.rpartition("_")[2]):
+        assert key not in said

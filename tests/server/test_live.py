@@ -22,6 +22,7 @@ from treering.core.query import EventQuery
 from treering.errors import Corrupt
 from treering.runs.follow import LiveFilter
 from treering.runs.timeline import event_to_dict
+from treering.server import streams
 from treering.server.auth import STREAM_SECONDS, Keys
 from treering.server.routes.live import EventStream
 from treering.server.settings import Settings
@@ -446,6 +447,17 @@ def test_a_reader_that_takes_nothing_does_not_hold_the_others(store, url):
     with stuck_at(url), Reader(f"{url}/live?after=0") as reader:
         flood(store, 20)
         assert len(reader.events(1000)) == 1000
+
+
+def test_a_project_has_a_limited_number_of_followers(url, monkeypatch):
+    monkeypatch.setattr(streams, "MAX_SUBSCRIBERS", 2)
+    with Reader(f"{url}/live?after=0") as one, Reader(f"{url}/live?after=0") as two:
+        assert [each.next()[0] for each in (one, two)] == ["place", "place"]
+        refused = httpx.get(f"{url}/live")
+        assert (refused.status_code, int(refused.headers["retry-after"]) > 0) == (429, True)
+        assert "2 clients follow this project already" in refused.json()["detail"]
+        with pytest.raises(InvalidStatus, match="429"):
+            connect(url.replace("http", "ws") + "/ws")
 
 
 def test_a_client_that_reads_nothing_is_disconnected(store, url, monkeypatch):

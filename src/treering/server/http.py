@@ -44,7 +44,11 @@ MAX_VALUES: Final = 500_000
 LARGE_BYTES: Final = 1024 * 1024
 """A body of this size, as sent or decompressed, waits for its turn."""
 LARGE_AT_ONCE: Final = 4
-"""How many large bodies a caller may send at once, and how many are processed at once in all."""
+"""How many large bodies a caller may send at once."""
+PROCESSED_AT_ONCE: Final = 2
+"""How many large bodies are processed at once in all. More would not be quicker, because parsing holds
+Python's global lock, and each would keep the event loop waiting for it.
+"""
 _DEFLATE_RATIO: Final = 1032
 """A byte of compressed data becomes at most so many."""
 _PIECE_BYTES: Final = 64 * 1024
@@ -140,7 +144,7 @@ class LargeBodies:
     """
 
     def __init__(self) -> None:
-        self._processing = asyncio.Semaphore(LARGE_AT_ONCE)
+        self._processing = asyncio.Semaphore(PROCESSED_AT_ONCE)
         self._receiving: dict[str, asyncio.Semaphore] = {}
 
     def turn(self, caller: str) -> BodyTurn:

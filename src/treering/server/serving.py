@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode
 
 from treering.errors import Unreachable, Unsupported
 from treering.server.app import Application, create_app
@@ -44,9 +46,14 @@ HEAD_BYTES: Final = 64 * 1024
 """How many bytes in a row a client may send that are not part of a body."""
 HEAD_SECONDS: Final = 10.0
 """How long the head of a request may take, from the connection or its first byte on."""
-MAX_MESSAGE: Final = 64 * 1024
-"""Size limit of a message to the WebSocket, which expects none."""
+STALL_SECONDS: Final = 60
+"""How long a client may take nothing of what it is sent, and how long a connection may take to close."""
+LISTENER_BYTES: Final = 4 * 1024
+LISTENER_SECONDS: Final = 60.0
+"""A client of the WebSocket only listens: it sends no more than this in that time, for pings and pongs."""
 _SHUTDOWN_SECONDS: Final = 5
+_SWITCH_SECONDS: Final = 0.0005
+"""After how long a worker thread lets the event loop run. Python's default is ten times as long."""
 
 
 def serve(
@@ -73,10 +80,13 @@ def serve(
         access_log=False,
         server_header=False,
         http=Connection,
-        ws_max_size=MAX_MESSAGE,
+        ws=Listener,
+        ws_max_size=LISTENER_BYTES,
+        ws_per_message_deflate=False,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
     tune_memory()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     address = f"http://{host}:{listening.getsockname()[1]}"
     link = (settings.public_url or address) if settings.dashboard else None
     background = Background(store, search=settings.search, link=link) if settings.background else None
@@ -216,6 +226,7 @@ class Connection(HttpToolsProtocol):
         """Expect a head."""
         super().connection_made(transport)
         self._expect_head()
+        self.loop.call_later(STALL_SECONDS, _abort_once_closing, self.loop, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the time limit."""
@@ -282,6 +293,39 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
+class Listener(WebSocketsSansIOProtocol):
+    """A WebSocket that is closed if its client sends messages, or many pings, instead of listening."""
+
+    _bytes = 0
+    _since = 0.0
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what arrived, unless there is too much of it. The handshake is not counted."""
+        if self.handshake_initiated:
+            now = self.loop.time()
+            if now - self._since > LISTENER_SECONDS:
+                self._since, self._bytes = now, 0
+            self._bytes += len(data)
+            if self._bytes > LISTENER_BYTES:
+                self._refuse()
+                return
+        super().data_received(data)
+
+    def _refuse(self) -> None:
+        if not self.transport.is_closing():
+            self.conn.fail(CloseCode.POLICY_VIOLATION, "only listen; this stream takes no messages")
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.transport.close()
+
+
+def _abort_once_closing(loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
+    """Give up a connection that is still closing after a while: its client does not take the rest."""
+    if transport.is_closing():
+        loop.call_later(STALL_SECONDS, transport.abort)
+    else:
+        loop.call_later(STALL_SECONDS, _abort_once_closing, loop, transport)
+
+
 class Server(uvicorn.Server):
     """A uvicorn server that ends live streams before it waits for the remaining requests."""
 
@@ -300,6 +344,8 @@ def _listen(settings: Settings) -> socket.socket:
     # Name the protocol: asyncio disables Nagle's delay (40 ms a response) only on sockets marked as TCP.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALL_SECONDS * 1000)
     try:
         listening.bind((settings.host, settings.port))
         listening.listen(2048)

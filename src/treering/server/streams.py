@@ -7,7 +7,8 @@ resume. **Invariant:** a subscriber gets every matching event once and in order,
 Memory is bounded by the ring, and no subscriber delays another one. A row is encoded once for each shape that
 subscribers ask for: as a row of the journal, or as the events that a timeline makes of it.
 
-A subscriber that starts further back than the ring reads the journal itself until it has caught up.
+A subscriber that starts further back than the ring reads the journal itself until it has caught up. Only a
+few do so at once, and each keeps no more of a page than it sends next.
 """
 
 from __future__ import annotations
@@ -29,17 +30,24 @@ from treering.core.engine import Engine
 from treering.core.query import EventQuery, last_seq
 from treering.core.records import Record
 from treering.core.text import plain
-from treering.errors import TreeringError
+from treering.errors import TooMany, TreeringError
 from treering.runs.follow import LiveFilter, live_event
 from treering.runs.timeline import event_to_dict, timeline_events
 
 RING_EVENTS: Final = 8192
 RING_BYTES: Final = 16 << 20
 BATCH_EVENTS: Final = 500
-BATCH_BYTES: Final = 512 << 10
-"""The most that a subscriber takes at once."""
+BATCH_BYTES: Final = 128 << 10
+"""The most that a subscriber takes at once: a client that stops reading keeps the server from freeing it."""
+MAX_SUBSCRIBERS: Final = 200
+"""How many may follow a project at once."""
+CATCHING_UP: Final = 2
+"""How many subscribers of a project read the journal at once."""
 HEARTBEAT_SECONDS: Final = 15.0
-_PAGE: Final = 1000
+_PAGE: Final = 250
+_FIRST_ROWS: Final = 16
+_ROW_BYTES: Final = 500
+"""About what a row takes besides its data."""
 _WAIT_SECONDS: Final = 0.5
 _CLOSE_SECONDS: Final = 1.0
 _encode: Final = msgspec.json.Encoder().encode
@@ -107,6 +115,7 @@ class Feed:
         self._subscribers = 0
         self._thread: threading.Thread | None = None
         self._starting = asyncio.Lock()
+        self._reading = asyncio.Semaphore(CATCHING_UP)
         self._is_over = False
 
     async def subscribe(
@@ -123,8 +132,10 @@ class Feed:
             if position > self._position:  # another server is ahead, or the number is not of this journal
                 position = min(position, await to_thread.run_sync(last_seq, self._engine, self._space))
             yield StreamBatch(position)
+            rows = _FIRST_ROWS
             while position < self._complete_from and not self._is_over:
-                batch = await to_thread.run_sync(self._catch_up, live_filter, position)
+                async with self._reading:
+                    batch, rows = await to_thread.run_sync(self._catch_up, live_filter, position, rows)
                 position = batch.seq
                 yield batch
             number = self._number_after(position)
@@ -151,6 +162,14 @@ class Feed:
     def is_over(self) -> bool:
         """Whether it has ended, because the server stops or the journal cannot be read."""
         return self._is_over
+
+    def check_room(self) -> None:
+        """Raise `TooMany` if there can be no other subscriber."""
+        if self._subscribers >= MAX_SUBSCRIBERS:
+            raise TooMany(
+                f"{self._subscribers} clients follow this project already; close some, or retry later",
+                retry_after=HEARTBEAT_SECONDS,
+            )
 
     def end(self) -> None:
         """End all subscriptions."""
@@ -182,15 +201,24 @@ class Feed:
                 return self._dropped + index
         return self._dropped + len(self._ring)
 
-    def _catch_up(self, live_filter: LiveFilter, position: int) -> StreamBatch:
+    def _catch_up(self, live_filter: LiveFilter, position: int, limit: int) -> tuple[StreamBatch, int]:
+        """Return what comes after ``position``, and how many rows to read the next time."""
         edge = self._complete_from  # committed before this scan, so the scan sees it
-        page = self._engine.scan(self._space, live_filter.query, after=str(position), limit=BATCH_EVENTS)
-        rows = [FeedEvent(record, 0) for record in page.records]
-        found = [each for each in rows if live_filter.matches(each.event)]
+        page = self._engine.scan(self._space, live_filter.query, after=str(position), limit=limit)
+        found: list[FeedEvent] = []
+        room = BATCH_BYTES
+        for count, record in enumerate(page.records, 1):
+            row = _feed_event(record)
+            if live_filter.matches(row.event):
+                found.append(row)
+                room -= row.size
+                if room < 0:
+                    return StreamBatch(record.seq, found), count
+        more = min(limit * 4, BATCH_EVENTS)
         if page.cursor is None:
             seen = page.records[-1].seq if page.records else position
-            return StreamBatch(max(seen, edge), found)
-        return StreamBatch(page.records[-1].seq, found)
+            return StreamBatch(max(seen, edge), found), more
+        return StreamBatch(page.records[-1].seq, found), more
 
     async def _wait(self, seconds: float) -> bool:
         """Wait for an event; return whether one came within so many seconds."""
@@ -257,7 +285,7 @@ class Feed:
                 if last <= position:
                     continue
                 page = self._engine.scan(self._space, EventQuery(), after=str(position), limit=_PAGE)
-                events = [FeedEvent(each, 500 + len(each.event.data or b"")) for each in page.records]
+                events = [_feed_event(each) for each in page.records]
             except Exception as error:
                 if isinstance(error, TreeringError) and error.retryable:
                     time.sleep(_WAIT_SECONDS)
@@ -274,6 +302,10 @@ class Feed:
                 if loop.is_closed():
                     return
         _post(loop, lambda: self._reader_stopped(failed=failed))
+
+
+def _feed_event(record: Record) -> FeedEvent:
+    return FeedEvent(record, _ROW_BYTES + len(record.event.data or b""))
 
 
 def _post(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> bool:
@@ -293,12 +325,13 @@ class Streams:
         self._is_over = False
 
     def of(self, space: str) -> Feed:
-        """Return the feed of a project. Call it on the event loop."""
+        """Return the feed of a project. Call it on the event loop. Raises `TooMany` if it is full."""
         feed = self._feeds.get(space)
         if feed is None or (feed.is_over and not self._is_over):
             feed = self._feeds[space] = Feed(self._engine, space)
             if self._is_over:
                 feed.end()
+        feed.check_room()
         return feed
 
     async def end(self) -> None:

@@ -32,9 +32,9 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -47,7 +47,6 @@ from treering.core.engine import Caps
 from treering.core.failpoints import hit
 from treering.core.ids import new_id
 from treering.core.query import SearchQuery
-from treering.core.records import Problem
 from treering.core.storage import Blobs
 from treering.core.text import folded, stem, words
 from treering.engines.postgres.connection import RECONNECT_SECONDS, PostgresDatabase, PostgresUrl
@@ -61,13 +60,13 @@ from treering.engines.sql.objects import Objects, has_left
 from treering.engines.sql.rows import decode_phrases, space_number
 from treering.engines.sql.search import TextIndex
 from treering.engines.sql.session import Session
-from treering.errors import Corrupt, InvalidInput, TreeringError, Unsupported
+from treering.errors import Corrupt, InvalidInput, ReadOnly, TreeringError, Unsupported
 
 if TYPE_CHECKING:
     from psycopg import Connection
 
     from treering.core.query import EventQuery
-    from treering.core.records import Checked, Page
+    from treering.core.records import Page
     from treering.engines.sql.commit.decide import CommitState
     from treering.engines.sql.commit.write import EncodedBatch
     from treering.engines.sql.engine import Outcome
@@ -87,7 +86,6 @@ class PostgresEngine(SqlEngine):
         self._durable: dict[str, int] = {}
         """The highest sequence number of each space that is known to be durable."""
         self._url = url
-        self._blobs = blobs
         self._announcer = Announcer(database)
         self._follower = Follower(database)
 
@@ -228,27 +226,6 @@ class PostgresEngine(SqlEngine):
         self._require_durable(space, last_seq)
         return last_seq
 
-    def check(
-        self, space: str, *, read_content: bool = True, since: int = 0, processes: int = 1
-    ) -> Iterator[Problem | Checked]:
-        """Verify everything, or what was committed behind a number, and the id of the store."""
-        rows = super().check(space, read_content=read_content, since=since, processes=processes)
-        return chain(self._check_id(), rows)
-
-    def _check_id(self) -> Iterator[Problem]:
-        """Compare the id of the store, which is in no commit, with what its blob store says."""
-        if self._blobs is None:
-            return  # then it names nothing
-        with self._postgres.connected() as connection:
-            known = self._blobs.read(_marker_name(connection))
-            info = schema.read_info(cast("schema.Connection", connection), "postgresql")
-        if info is None or known is None:
-            return
-        if not known.data.startswith(f"store {info.store_id} ".encode()):
-            said = known.data.decode(errors="replace").strip()
-            detail = f"it is {info.store_id!r}, but {self._blobs.url} holds packs of {said}"
-            yield Problem(kind="corrupt", where="the id of the store", detail=detail)
-
     def snapshot_to(self, folder: Path) -> None:
         """Not supported: see `caps`."""
         raise Unsupported(
@@ -301,17 +278,25 @@ def _open(
         if encoding != "UTF8":
             raise InvalidInput(f"{where} is encoded in {encoding}; create the database with ENCODING 'UTF8'")
         plain = cast("schema.Connection", connection)
-        is_new = blobs is not None and schema.read_info(plain, "postgresql") is None
-        marker = _marker_name(connection) if is_new else ""
-        if blobs is not None and is_new and (known := blobs.read(marker)) is not None:
+        is_new = schema.read_info(plain, "postgresql") is None
+        marker = _marker_name(connection) if blobs is not None else ""
+        known = blobs.read(marker) if blobs is not None else None
+        said = "" if known is None else known.data.decode(errors="replace").strip()
+        if blobs is not None and is_new and said:
             raise Corrupt(
                 f"{where} is empty, but {blobs.url} holds packs of a store that was in it "
-                f"({known.data.decode(errors='replace').strip()}); restore the database from a backup. "
+                f"({said}); restore the database from a backup. "
                 f"To begin a new store, use another folder or bucket, or delete {marker} there"
             )
         info = schema.ensure_schema(plain, "postgresql", location=url, store_id=new_id(), phrases=phrases)
-    if blobs is not None and is_new:
-        blobs.put(marker, f"store {info.store_id} in {where}\n".encode())
+    if blobs is not None and said and not said.startswith(f"store {info.store_id} "):
+        raise Corrupt(
+            f"{where} says that it is store {info.store_id}, but {blobs.url} holds packs of {said}; restore "
+            f"the database from a backup. If it is the right one, delete {marker} there"
+        )
+    if blobs is not None and known is None:
+        with suppress(ReadOnly):  # then nothing is written there anyway
+            blobs.put(marker, f"store {info.store_id} in {where}\n".encode())
     database.dictionary.define(decode_phrases(info.dictionary or "[]"))
     return PostgresEngine(database, blobs, address.without_password)
 

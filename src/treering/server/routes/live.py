@@ -106,11 +106,11 @@ def routes(state: ServerState) -> Sequence[BaseRoute]:
             access.check("read")
             query = _query(socket)
             live_filter, shape = query.to_filter(), query.to_shape()
+            feed = state.streams.of(access.project)
         except TreeringError as error:
             await socket.send_denial_response(respond(error))
             return
         await socket.accept()
-        feed = state.streams.of(access.project)
         batches = feed.subscribe(live_filter, after=query.after)
         await _stream(socket, batches, shape, revoked=revoked(socket))
 
