@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from benchmarks.report import Section
 
 NOT_BENCHMARKS = {"__main__", "langgraph_work", "memory_peers", "otlp_peers", "otlp_work", "report", "work"}
-ALONE = {"spans_million", "tiny_files"}
+ALONE = {"a_million", "spans_million", "tiny_files"}
 """Long benchmarks, which run only when they are named."""
 
 

@@ -9,24 +9,37 @@ that was interrupted is continued.
 
 from __future__ import annotations
 
+import http.client
 import os
+import re
+import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import islice, pairwise
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+import msgspec
 
 import treering
+from benchmarks.report import Measurement, Section, at_most
 from treering.core.batch import ABSENT, Draft, Usage
 from treering.core.clock import ManualClock
 from treering.core.content import Content
 from treering.core.ids import IdSource
+from treering.core.query import ListQuery
 from treering.runs.run import RunInfo, run_writer, write_listing, write_state
 from treering.threads.checkpoint import CheckpointRecord
 from treering.threads.writer import CheckpointWriter, ListChange, NewCheckpoint, encode_items
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from treering.store import Store
 
 FOLDER = Path(os.environ.get("TREERING_BENCH_MILLION", "/tmp/million"))
@@ -110,14 +123,320 @@ def _add(draft: Draft, writer: CheckpointWriter, number: int, count: int) -> Non
         parent=None, agent=agent,
     )  # fmt: skip
     write_listing(draft, info)
-    import msgspec
-
     write_state(draft, msgspec.structs.replace(info, ended_at_us=at_us + took_us))
+
+
+def build_others(store: Store, count: int, scratch: Path) -> None:
+    """Add what is not a thread or a run: memory documents, schedules, snapshots, and one long thread."""
+    random = Random(count)
+    made = store.state.get("million/others", {})
+    done = made.get("memory", 0)
+    while done < count // 10:
+        store.memory.save_many(
+            {"id": f"notes/{number:06}", "content": text(random, 15),
+             "metadata": {"tags": ["style"] if number % 50 == 0 else [], "auto_load": number % 100 == 0}}
+            for number in range(done, min(done + 500, count // 10))
+        )  # fmt: skip
+        done = made["memory"] = min(done + 500, count // 10)
+        store.state.set("million/others", made)
+    few = count // 200
+    for number in range(made.get("schedules", 0), few):
+        task = store.schedules.cron("0 8 * * *", prompt=text(random, 5), channel="mail")
+        if number % 3 == 0:
+            store.schedules.cancel_task(task.id)
+    folder = scratch / "folder"
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(made.get("snapshots", 0), few):
+        (folder / "report.md").write_text(f"report {number}", encoding="utf-8")
+        store.workspace.snapshot(folder, note=f"report {number}")
+    thread = store.thread("long")
+    for number in range(made.get("steps", 0), few):
+        thread.append({"role": "user", "content": f"step {number}"})
+    store.state.set("million/others", {"memory": done, "schedules": few, "snapshots": few, "steps": few})
 
 
 def text(random: Random, count: int) -> str:
     """Words, as unevenly as people use them."""
     return " ".join(WORDS[min(int(random.paretovariate(0.6)), len(WORDS)) - 1] for _ in range(count))
+
+
+PAGE = 50
+TURNS = 15
+LATE = 0.9
+"""How far behind the newest a late page begins, as a share of all."""
+IN_PROCESS_MS, HTTP_MS = 20, 50
+
+
+class Question(NamedTuple):
+    """A page of a list, as Python and REST are asked for it; the cursor is that of a late page."""
+
+    ask: Callable[[Store, str | None], Any]
+    path: str
+    late: Callable[[Store], str | None]
+
+
+def run(scratch: Path) -> Section:
+    """Measure stores of all sizes that are there, or build them."""
+    rows: list[Measurement] = []
+    took: dict[int, dict[str, float]] = {}
+    for size in SIZES:
+        folder = FOLDER / f"sqlite-{size}"
+        with treering.open(folder) as store:
+            build(store, size)
+            build_others(store, size, scratch / f"{size}")
+        took[size] = measure(str(folder), size)
+    rows += rows_of("SQLite", took)
+    return Section(title="A million", about=" ".join((__doc__ or "").split()), measurements=rows)
+
+
+def questions() -> dict[str, Question]:
+    """Every list with every filter and sort that REST, the command line and the dashboard offer."""
+    asked: dict[str, Question] = {}
+    week_us = 7 * DAY_US
+    runs: dict[str, dict[str, Any]] = {
+        "all": {}, "agent": {"agent": "reviewer"},
+        "status ok": {"status": "ok"}, "failed": {"status": "error"},
+        "running": {"status": "running"}, "crashed": {"status": "crashed"},
+        "agent and status": {"agent": "planner", "status": "error"}, "thread": {"thread": "chat-0000000"},
+        "tag": {"tag": "nightly"}, "last week": {"since_us": END_US - week_us},
+        "an old week": {"since_us": END_US - 60 * DAY_US, "until_us": END_US - 60 * DAY_US + week_us},
+    }  # fmt: skip
+    for name, given in runs.items():
+        asked[f"runs, {name}"] = Question(
+            lambda store, cursor, given=given: store.runs.page(first=PAGE, cursor=cursor, **given),
+            f"/runs?{urlencode(given)}",
+            lambda store, given=given: store.runs.page(first=1, **{"until_us": _late_us(), **given}).cursor,
+        )
+    asked["runs of a team"] = Question(
+        lambda store, cursor: store.runs.in_namespace("acme").page(first=PAGE, cursor=cursor),
+        "/runs?namespace=acme",
+        lambda store: store.runs.in_namespace("acme").page(first=1, until_us=_late_us()).cursor,
+    )
+    for sort in ("cost", "tokens", "duration"):
+        asked[f"runs by {sort}"] = Question(
+            lambda store, _, sort=sort: store.runs.top(sort, first=PAGE), f"/runs?sort={sort}", _no_cursor
+        )
+    threads: dict[str, dict[str, Any]] = {
+        "all": {"namespace": None}, "of a team": {"namespace": "acme"},
+        "prefix": {"namespace": "", "prefix": "chat-00001"},
+        "containing": {"namespace": None, "containing": "77"},
+    }  # fmt: skip
+    for name, given in threads.items():
+        asked[f"threads, {name}"] = Question(
+            lambda store, cursor, given=given: store.thread_page(first=PAGE, cursor=cursor, **given),
+            f"/threads?{urlencode({key: value for key, value in given.items() if value is not None})}",
+            lambda store, given=given: (
+                store.engine.list_refs(
+                    store.space,
+                    ListQuery(list="threads", namespace=given["namespace"], until_us=_late_us()),
+                    limit=1,
+                ).cursor
+            ),
+        )
+    asked["checkpoints of a thread"] = Question(
+        lambda store, cursor: list(store.thread("long").history(last=PAGE, after=cursor)),
+        "/threads/long/history?",
+        lambda store: (
+            next(islice(store.thread("long").history(), store.thread("long").head.step * 9 // 10, None)).id
+        ),
+    )
+    memory: dict[str, dict[str, Any]] = {
+        "all": {}, "prefix": {"prefix": "notes/0000"}, "tag": {"tags": ["style"]},
+        "auto-load": {"auto_load": True},
+    }  # fmt: skip
+    for name, given in memory.items():
+        path = urlencode({"tag" if key == "tags" else key: value for key, value in given.items()}, doseq=True)
+        asked[f"memory, {name}"] = Question(
+            lambda store, cursor, given=given: store.memory.page(first=PAGE, cursor=cursor, **given),
+            f"/memory?{path}".replace("True", "true"),
+            lambda store: f"notes/{int(store.state.get('million/done', 0) * LATE / 10):06}",
+        )
+    for name, everything in (("due", False), ("all", True)):
+        asked[f"schedules, {name}"] = Question(
+            lambda store, cursor, everything=everything: store.schedules.task_page(
+                first=PAGE, cursor=cursor, all=everything
+            ),
+            f"/schedules?all={str(everything).lower()}",
+            lambda store, everything=everything: _walked(store.schedules.task_page, all=everything),
+        )
+    asked["snapshots"] = Question(
+        lambda store, cursor: store.workspace.snapshot_page(first=PAGE, cursor=cursor),
+        "/snapshots?",
+        lambda store: _walked(store.workspace.snapshot_page),
+    )
+    return asked
+
+
+def _late_us() -> int:
+    return END_US - round(LATE * DAYS) * DAY_US
+
+
+def _no_cursor(_: Store) -> None:
+    return None
+
+
+def _walked(page: Callable[..., Any], **given: Any) -> str | None:
+    """Return the cursor behind nine of ten pages."""
+    cursors: list[str] = []
+    cursor = None
+    while (cursor := page(first=PAGE, cursor=cursor, **given).cursor) is not None:
+        cursors.append(cursor)
+    return cursors[int(len(cursors) * LATE)] if cursors else None
+
+
+def measure(url: str, size: int) -> dict[str, float]:
+    """Return the median time of each question in milliseconds, in process (`py`) and over HTTP."""
+    found: dict[str, float] = {}
+    asked = questions()
+    cursors: dict[str, str | None] = {}
+    with treering.open(url) as store:
+        for name, each in asked.items():
+            turns = 1 if name.startswith("runs by") else TURNS
+            found[f"py {name}"] = _median_ms(lambda each=each: each.ask(store, None), turns)
+            cursors[name] = each.late(store)
+            if cursors[name] is not None:
+                found[f"py {name}, late"] = _median_ms(
+                    lambda each=each, name=name: each.ask(store, cursors[name]), turns
+                )
+        for by in ("model", "tool", "agent", "run"):
+            found[f"report performance by {by}"] = _median_ms(lambda by=by: store.performance.report(by), 5)
+        for by in ("day", "agent", "model"):
+            found[f"report cost by {by}"] = _median_ms(lambda by=by: store.cost.of_days(by=by), 5)
+        found["stats"] = _median_ms(store.stats, 1)
+        total = store.performance.report("model").total
+        if total.calls != 3 * size:
+            raise RuntimeError(f"the report counts {total.calls:,} calls of models, not {3 * size:,}")
+    with served(url) as get:
+        for name, each in asked.items():
+            turns = 1 if name.startswith("runs by") else TURNS
+            path = f"{each.path}&limit={PAGE}"
+            found[f"http {name}"] = _median_ms(lambda path=path: get(path), turns)
+            if (cursor := cursors[name]) is not None:
+                late = f"{path}&{urlencode({'cursor': cursor})}"
+                found[f"http {name}, late"] = _median_ms(lambda late=late: get(late), turns)
+    return found
+
+
+def _median_ms(work: Callable[[], object], turns: int) -> float:
+    took: list[float] = []
+    for _ in range(turns):
+        started = time.perf_counter()
+        work()
+        took.append((time.perf_counter() - started) * 1e3)
+    return median(took)
+
+
+@contextmanager
+def served(url: str) -> Iterator[Callable[[str], bytes]]:
+    """A server over a store, and what reads a path from it over one connection."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "treering", "serve", "--no-search", "--port", "0", "--store", url],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        said = process.stderr.readline() if process.stderr else ""
+        address = re.search(r"http://\S+(?=;)", said)
+        if address is None:
+            raise RuntimeError(f"the server did not start: {said}")
+        connection = http.client.HTTPConnection(urlsplit(address[0]).netloc, timeout=300)
+
+        def get(path: str) -> bytes:
+            connection.request("GET", path)
+            reply = connection.getresponse()
+            body = reply.read()
+            if reply.status != 200:
+                raise RuntimeError(f"GET {path}: {reply.status} {body[:300]!r}")
+            return body
+
+        yield get
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def rows_of(engine: str, took: dict[int, dict[str, float]]) -> list[Measurement]:
+    """Return the rows of one database."""
+    largest = max(took)
+    at_largest = took[largest]
+    rows: list[Measurement] = []
+    for prefix, limit, where in (("py ", IN_PROCESS_MS, "in process"), ("http ", HTTP_MS, "over HTTP")):
+        for is_late in (False, True):
+            pages = {
+                name.removeprefix(prefix): ms
+                for name, ms in at_largest.items()
+                if name.startswith(prefix) and name.endswith(", late") == is_late
+            }
+            slow = sorted(pages, key=lambda name: -pages[name])
+            over = [name for name in slow if pages[name] > limit]
+            rest = [name for name in slow if name not in over]
+            if not rest:
+                continue
+            page = "late pages" if is_late else "first pages"
+            note = "; ".join(f"{name} {pages[name]:.1f}" for name in over)
+            target, met = at_most(pages[slow[0]] / limit, 1)
+            rows.append(
+                Measurement(
+                    claim=f"{engine}, {largest:,} runs: {page} {where}, p50, the slowest of {len(pages)}",
+                    ours=f"{pages[slow[0]]:.1f} ms",
+                    peer=f"{limit} ms",
+                    ratio=pages[slow[0]] / limit,
+                    target=target,
+                    met=met,
+                    note=f"over it (ms): {note}; the slowest of the others: {rest[0]} {pages[rest[0]]:.1f}"
+                    if over
+                    else f"{slow[0]}; the median list {median(pages.values()):.1f} ms",
+                )
+            )
+    sizes = sorted(took)
+    for small, large in pairwise(sizes):
+        growth = {
+            name: took[large][name] / max(took[small][name], 1.0)
+            for name in took[large]
+            if name.startswith(("py ", "http ")) and name in took[small]
+        }
+        worst = sorted(growth, key=lambda name: -growth[name])
+        target, met = at_most(growth[worst[0]], 1.5)
+        rows.append(
+            Measurement(
+                claim=f"{engine}: growth of a page from {small:,} to {large:,} runs, the worst",
+                ours=f"{took[large][worst[0]]:.1f} ms",
+                peer=f"{took[small][worst[0]]:.1f} ms",
+                ratio=growth[worst[0]],
+                target=target,
+                met=met,
+                note="; ".join(f"{name} {growth[name]:.1f}x" for name in worst[:6])
+                + f"; the median {median(growth.values()):.2f}x (times below 1 ms count as 1 ms)",
+            )
+        )
+    for name, limit in (("performance", 520), ("cost", 520)):
+        reports = {key: ms for key, ms in at_largest.items() if key.startswith(f"report {name}")}
+        worst_report = max(reports, key=lambda key: reports[key])
+        target, met = at_most(reports[worst_report] / limit, 1)
+        rows.append(
+            Measurement(
+                claim=f"{engine}, {largest:,} runs: reports of {name} over everything, against 50,000 events "
+                "of 100,000 runs before",
+                ours=f"{reports[worst_report]:.0f} ms",
+                peer=f"{limit} ms",
+                ratio=reports[worst_report] / limit,
+                target=target,
+                met=met,
+                note=", ".join(f"{key.removeprefix('report ')} {ms:.0f}" for key, ms in reports.items()),
+            )
+        )
+    target, met = at_most(at_largest["stats"] / 50, 1)
+    rows.append(
+        Measurement(
+            claim=f"{engine}, {largest:,} runs: stats",
+            ours=f"{at_largest['stats']:.0f} ms",
+            peer="50 ms",
+            ratio=at_largest["stats"] / 50,
+            target=target,
+            met=met,
+        )
+    )
+    return rows
 
 
 if __name__ == "__main__":

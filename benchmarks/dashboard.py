@@ -222,7 +222,7 @@ def _page(browser: Browser) -> Page:
 
 @contextmanager
 def _served(folder: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "treering.cli.main", "serve", "--store", str(folder), "--port", "0"]
+    command = [sys.executable, "-m", "treering", "serve", "--store", str(folder), "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
             line = server.stderr.readline() if server.stderr else ""

@@ -133,7 +133,7 @@ def server_memory_ms(scratch: Path, texts: Sequence[str], questions: Sequence[st
 def treering_mcp_ms(folder: Path, questions: Sequence[str]) -> float:
     """Return the median time of ``memory_search`` over stdio in milliseconds, in all namespaces."""
     server = StdioServerParameters(
-        command=sys.executable, args=["-m", "treering.cli.main", "mcp", "--store", str(folder)]
+        command=sys.executable, args=["-m", "treering", "mcp", "--store", str(folder)]
     )
     queries = [{"text": each, "everywhere": True} for each in questions]
     return asyncio.run(_median_ms(server, "memory_search", queries))

@@ -45,7 +45,7 @@ class Server:
             [
                 sys.executable,
                 "-m",
-                "treering.cli.main",
+                "treering",
                 "serve",
                 "--no-search",
                 "--port",

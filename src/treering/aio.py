@@ -325,7 +325,7 @@ class AsyncStore:
     async def verify(
         self,
         *,
-        since: int | Literal["last"] = 0,
+        since: int | datetime | Literal["last"] = 0,
         processes: int | None = None,
         on_progress: Callable[[Checked], None] | None = None,
     ) -> Verification:

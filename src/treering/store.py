@@ -25,6 +25,8 @@ from treering.threads.hooks import Hooks
 from treering.threads.thread import Thread, ThreadContext
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from treering.approvals.approvals import Approvals
     from treering.core.records import Checked, SweepProgress
     from treering.core.retention import Keep
@@ -456,17 +458,17 @@ class Store:
     def verify(
         self,
         *,
-        since: int | Literal["last"] = 0,
+        since: int | datetime | Literal["last"] = 0,
         processes: int | None = None,
         on_progress: Callable[[Checked], None] | None = None,
     ) -> Verification:
         """Rehash all content, follow every link and thread, recount derived data. Changes nothing.
 
         Args:
-            since: Check only what was committed behind this sequence number, and all that it links to; older
-                content, the search index and totals are not read. ``"last"`` goes on where the last check
-                with ``"last"`` ended (the first checks everything), and remembers the new position if
-                nothing was wrong.
+            since: Check only what was committed behind this sequence number or since this time, and all that
+                it links to; older content, the search index and totals are not read. ``"last"`` goes on where
+                the last check with ``"last"`` ended (the first checks everything), and remembers the new
+                position if nothing was wrong.
             processes: How many processes share the work; by default one for each processor, for a large
                 store. A remote store starts them on the server.
             on_progress: Called with what was read so far.

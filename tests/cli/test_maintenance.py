@@ -185,6 +185,13 @@ class TestVerify:
         ran = cli("verify", "--store", folder, "--json")
         assert ran.json["ok"] is True
         assert ran.json["checked"]["events"] == 10
+        last_seq = ran.json["last_seq"]
+        for since, expected in (("1d", 0), (str(last_seq), last_seq), ("2999-01-01", last_seq), ("last", 0)):
+            ran = cli("verify", "--store", folder, "--since", since, "--processes", "1", "--json")
+            assert (ran.code, ran.json["since"]) == (0, expected)
+        ran = cli("verify", "--store", folder, "--since", "soon")
+        assert ran.code == 2
+        assert "36h" in ran.err
 
     def test_a_damaged_store_exits_with_5(self, cli: Cli, folder: Path) -> None:
         import sqlite3

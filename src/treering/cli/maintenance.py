@@ -7,11 +7,10 @@ work on checkpoints of sandboxes in a bucket or folder instead.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
@@ -59,8 +58,9 @@ def verify(
     since: Annotated[
         str | None,
         typer.Option(
-            metavar="SEQ|last",
-            help="Only what was committed behind a number, or since the check before with --since last.",
+            metavar="SEQ|AGE|TIME|last",
+            help="Only what was committed behind a number, in the last 36h or 7d, since a time (UTC), or "
+            "since the check before with --since last.",
         ),
     ] = None,
     processes: Annotated[
@@ -76,16 +76,17 @@ def verify(
     Examples:
         treering verify
         treering verify --since last
+        treering verify --since 1d
         treering verify --all --json
     """
-    if since is not None and since != "last" and not re.fullmatch("[0-9]{1,18}", since):
-        raise typer.BadParameter(f"{since!r} is neither a sequence number nor last", param_hint="--since")
-    after: int | Literal["last"] = "last" if since == "last" else int(since or 0)
+    from treering.maintenance.verify import parse_since
+
     with place.existing(every=every) as opened, progress("verifying") as bar:
 
         def verify_one(one: Store) -> Verification:
+            after = parse_since(since or "0", now_us=one.clock.now_us())
             total: int | None = None
-            if bar.is_shown and not after:
+            if bar.is_shown and after == 0:
                 rows = one.stats().rows
                 total = sum(rows[name] for name in ("objects", "items", "events", "refs"))
 

@@ -7,15 +7,19 @@ Nothing is repaired, and reading continues after a problem.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
 import msgspec
 
 from treering.core.batch import Draft
+from treering.core.clock import from_datetime
 from treering.core.encoding import encode_json
 from treering.core.engine import Engine
 from treering.core.ids import MAINTENANCE_SCOPE
+from treering.core.query import EventQuery
 from treering.core.records import Checked, Problem
 from treering.errors import Corrupt, InvalidInput
 
@@ -24,6 +28,12 @@ VERIFIED_REF: Final = "audit/verified"
 
 _LARGE: Final = 100_000
 """From so many sequence numbers on, starting processes pays."""
+
+Since = int | datetime | Literal["last"]
+"""Behind which commits a check begins: a sequence number, a time, or the end of the last such check."""
+
+_AGE: Final = re.compile(r"([0-9]{1,6})([mhdw])")
+_UNITS: Final = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 MAX_PROBLEMS: Final = 1000
 """Problems listed in a report; further ones are only counted, which bounds its size."""
@@ -64,7 +74,7 @@ def verify(
     space: str,
     *,
     read_content: bool = True,
-    since: int | Literal["last"] = 0,
+    since: Since = 0,
     processes: int | None = None,
     on_progress: Callable[[Checked], None] | None = None,
 ) -> Verification:
@@ -73,7 +83,10 @@ def verify(
     ``processes`` is by default the number of processors for a large space, and 1 for a small one.
     """
     last_seq = engine.wait(space, 0, seconds=0)  # 0 where nothing was ever written
-    after = _verified(engine, space) if since == "last" else since
+    if isinstance(since, datetime):
+        after = _seq_before(engine, space, since, last_seq)
+    else:
+        after = _verified(engine, space) if since == "last" else since
     if after < 0 or after > last_seq:
         raise InvalidInput(f"since={after}, but the numbers of the commits in {space!r} end at {last_seq}")
     if processes is None:
@@ -107,6 +120,48 @@ def verify(
         since=after,
         last_seq=last_seq,
     )
+
+
+def parse_since(text: str, *, now_us: int) -> Since:
+    """Read where a check begins: ``1234``, ``last``, an age such as ``36h``, or a time in ISO 8601.
+
+    A time without an offset is in UTC.
+    """
+    if text == "last":
+        return "last"
+    if re.fullmatch("[0-9]{1,18}", text):
+        return int(text)
+    try:
+        if age := _AGE.fullmatch(text):
+            now = datetime.fromtimestamp(now_us / 1e6, UTC)
+            return now - timedelta(**{_UNITS[age[2]]: int(age[1])})
+        moment = datetime.fromisoformat(text)
+        return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        raise InvalidInput(
+            f"since={text!r} is not a sequence number, last, an age (30m, 36h, 7d, 2w) or a time "
+            "(2026-11-20, 2026-11-20T08:00+01:00)"
+        ) from None
+
+
+def _seq_before(engine: Engine, space: str, moment: datetime, last_seq: int) -> int:
+    """Return the highest sequence number that was committed before a moment; 0 if there is none.
+
+    The times of commits never decrease, so this is a binary search. Numbers whose events were erased are
+    skipped, so the check may begin a little earlier, never later.
+    """
+    if moment.tzinfo is None:
+        raise InvalidInput(f"since={moment.isoformat()} has no time zone; pass an aware datetime")
+    until_us = from_datetime(moment)
+    low, high = 0, last_seq
+    while low < high:
+        middle = (low + high + 1) // 2
+        records = engine.scan(space, EventQuery(), after=str(middle - 1), limit=1).records
+        if records and records[0].committed_at_us < until_us:
+            low = max(records[0].seq, middle)
+        else:
+            high = middle - 1
+    return min(low, last_seq)
 
 
 def _verified(engine: Engine, space: str) -> int:

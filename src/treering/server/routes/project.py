@@ -16,7 +16,7 @@ from treering.maintenance.audit import AuditReport, Proof, Seal
 from treering.maintenance.forget import Forgotten
 from treering.maintenance.gc import Collection
 from treering.maintenance.stats import Growth, Stats
-from treering.maintenance.verify import Verification
+from treering.maintenance.verify import Verification, parse_since
 from treering.server.auth import Key, Keys, Scope
 from treering.server.endpoints import OK, Call, Empty, endpoint
 
@@ -87,9 +87,12 @@ class GrowthQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class VerifyQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to verify: all, or what was committed since, and with how many processes."""
+    """What to verify, and with how many processes.
 
-    since: Annotated[str, Meta(pattern="^([0-9]{1,18}|last)$")] = "0"
+    ``since`` is a sequence number (0 for everything), ``last``, an age such as ``36h``, or an ISO 8601 time.
+    """
+
+    since: Annotated[str, Meta(min_length=1, max_length=40)] = "0"
     processes: Annotated[int, Meta(ge=1, le=64)] | None = None
 
 
@@ -156,7 +159,8 @@ def verify_store(call: Call[VerifyQuery, None]) -> Verification:
     """Rehash all content and check every link. Changes nothing but the position of ``since=last``."""
     query = call.query
     processes = None if query.processes is None else min(query.processes, os.cpu_count() or 1)
-    return call.store.verify(since="last" if query.since == "last" else int(query.since), processes=processes)
+    since = parse_since(query.since, now_us=call.store.clock.now_us())
+    return call.store.verify(since=since, processes=processes)
 
 
 @endpoint("GET", "/store/seals", tag="store", domain="maintenance")
