@@ -373,9 +373,9 @@ class AsyncStore:
         """Async twin of `Store.reindex`."""
         await self._bridge.call(self._store.reindex)
 
-    async def stats(self) -> Stats:
+    async def stats(self, *, exact: bool = False) -> Stats:
         """Async twin of `Store.stats`."""
-        return await self._bridge.call(self._store.stats)
+        return await self._bridge.call(self._store.stats, exact=exact)
 
     async def growth(self, *, last_days: int = 7) -> Growth:
         """Async twin of `Store.growth`."""

@@ -509,6 +509,7 @@ class Store:
         from treering.graphs.step import delta_step
         from treering.limits.alerts import ALERT
         from treering.maintenance.gc import collect
+        from treering.maintenance.stats import refresh
         from treering.runs.retention import drop_runs
         from treering.runs.run import RUN
 
@@ -532,6 +533,8 @@ class Store:
             delta_of=delta_step,
             on_progress=on_progress,
         )
+        if not dry_run:
+            refresh(self._engine, self._space, clock=self._clock, exact=True)
         if runs is None:
             return collected
         return structs.replace(
@@ -582,11 +585,15 @@ class Store:
         if not is_unwritten(self._engine, self._space):
             self._engine.reindex(self._space)
 
-    def stats(self) -> Stats:
-        """Count what this namespace holds and measure its size."""
+    def stats(self, *, exact: bool = False) -> Stats:
+        """Count what this namespace holds and measure its size.
+
+        For a large one this is what was last measured, with an estimate of what came since (`is_estimate`);
+        ``exact`` reads every row, which takes seconds per million.
+        """
         from treering.maintenance.stats import measure
 
-        return measure(self._engine, self._space, folder=self._folder)
+        return measure(self._engine, self._space, clock=self._clock, folder=self._folder, exact=exact)
 
     def growth(self, *, last_days: int = 7) -> Growth:
         """Measure the growth of each day, and project the size in 30 days from the last ``last_days``."""

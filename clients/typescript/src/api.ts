@@ -1650,7 +1650,8 @@ export interface StateSum {
  * Rows and stored bytes of one space; can also be read like a dict (``stats["rows"]["events"]``).
  *
  * ``growth_bytes`` are stored bytes by the UTC day of their commit. ``disk_bytes`` is the size of the files
- * of a local store, for all its spaces together; ``None`` for any other store.
+ * of a local store, for all its spaces together; ``None`` for any other store. ``is_estimate``: what was
+ * committed since the last measurement is estimated, and what was erased since is included.
  */
 export interface Stats {
   url: string;
@@ -1660,6 +1661,7 @@ export interface Stats {
   total_bytes: number;
   growth_bytes: Record<string, number>;
   disk_bytes?: number | null;
+  is_estimate?: boolean;
 }
 
 /** A step of a run, without its content. Tokens and costs (by currency) so far include its own. */
@@ -3141,10 +3143,13 @@ export interface Operations {
   /** Return the size of the project and its growth by day. */
   get_stats: {
     path: Record<string, never>;
-    query: Record<string, never>;
+    query: {
+      /** Read every row instead of estimating what came since the last measurement. */
+      exact?: boolean;
+    };
     body: undefined;
     reply: Stats;
-    given: { signal?: AbortSignal | undefined };
+    given: { query?: Operations["get_stats"]["query"]; signal?: AbortSignal | undefined };
   };
   /** Return the growth of the store by day, with the trend. */
   get_growth: {
@@ -3161,7 +3166,7 @@ export interface Operations {
   verify_store: {
     path: Record<string, never>;
     query: {
-      /** Only what was committed behind this sequence number, or since the `last` such check. */
+      /** A sequence number, an age (`36h`), a time, or `last`; unset for everything. */
       since?: string;
       /** How many processes share the work; unset for what suits the size. */
       processes?: number;

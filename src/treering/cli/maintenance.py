@@ -405,6 +405,9 @@ def copy(
 @takes_store
 def stats(
     *,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Read every row of a large store instead of estimating.")
+    ] = False,
     place: StorePlace,
     every: AllOption = False,
     as_json: JsonOption = False,
@@ -413,10 +416,11 @@ def stats(
 
     Examples:
         treering stats
+        treering stats --exact
         treering stats --all --json
     """
     with place.existing(every=every) as opened:
-        results = _each(opened, lambda one: one.stats(), every=every)
+        results = _each(opened, lambda one: one.stats(exact=exact), every=every)
     _show(results, _stats_lines, every=every, as_json=as_json)
 
 
@@ -518,7 +522,8 @@ def _copy_lines(result: CopyReport) -> list[str]:
 
 
 def _stats_lines(result: Stats) -> list[str]:
-    lines = [f"{result.url}, namespace {result.space!r}", f"  {counts(result.rows)}"]
+    about = " (estimated since the last measurement; --exact reads every row)" if result.is_estimate else ""
+    lines = [f"{result.url}, namespace {result.space!r}{about}", f"  {counts(result.rows)}"]
     lines += [f"  {kind:<10} {size(held):>10}" for kind, held in result.bytes.items() if held]
     lines.append(f"  {'all':<10} {size(result.total_bytes):>10}")
     if result.disk_bytes is not None:

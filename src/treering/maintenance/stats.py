@@ -1,5 +1,9 @@
 """Statistics: which spaces an engine has, how large one is, and how it grows.
 
+Measuring reads every row, so the last measurement of a large space is remembered, and what was committed
+since is estimated from it: each figure grows as the sequence numbers do. It is measured again when it has
+grown by a quarter, by a server in the background before that, by garbage collection, and on request.
+
 A space exists from its first write on. Before that an engine raises `NotFound` for it, but a store that was
 just opened is empty and healthy, not an error.
 """
@@ -8,18 +12,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from treering.core.batch import Draft
 from treering.core.clock import day_of, to_datetime
 from treering.core.engine import Engine
-from treering.core.ids import RESERVED
+from treering.core.ids import MAINTENANCE_SCOPE, RESERVED
 from treering.core.query import SumQuery, day_start_us
+from treering.core.records import SpaceStats
+from treering.errors import Forbidden, ReadOnly
 
 if TYPE_CHECKING:
     from treering.core.clock import Clock
+
+MEASURED_REF: Final = "store/measured"
+"""Holds the last measurement of a large space."""
+_SMALL: Final = 20_000
+"""Up to this sequence number a space is measured each time, which takes a few dozen milliseconds."""
+_MOST_GROWN: Final = 1.25
+_REFRESHED: Final = 1.1
+"""How much a space may grow until what was measured is too old: to be asked for, and for a server."""
 
 
 def user_spaces(engine: Engine) -> list[str]:
@@ -39,7 +55,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Rows and stored bytes of one space; can also be read like a dict (``stats["rows"]["events"]``).
 
     ``growth_bytes`` are stored bytes by the UTC day of their commit. ``disk_bytes`` is the size of the files
-    of a local store, for all its spaces together; ``None`` for any other store.
+    of a local store, for all its spaces together; ``None`` for any other store. ``is_estimate``: what was
+    committed since the last measurement is estimated, and what was erased since is included.
     """
 
     url: str
@@ -49,6 +66,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int
     growth_bytes: dict[str, int]
     disk_bytes: int | None = None
+    is_estimate: bool = False
 
     def keys(self) -> tuple[str, ...]:
         """Return the names of the fields."""
@@ -66,9 +84,18 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.__struct_fields__)
 
 
-def measure(engine: Engine, space: str, *, folder: Path | None = None) -> Stats:
-    """Measure one space; ``folder`` is the folder of a local store."""
-    counted = None if is_unwritten(engine, space) else engine.stats(space)
+class _Measured(msgspec.Struct, frozen=True):
+    """A measurement, and the sequence number that the space had reached."""
+
+    seq: int
+    stats: SpaceStats
+
+
+def measure(
+    engine: Engine, space: str, *, clock: Clock, folder: Path | None = None, exact: bool = False
+) -> Stats:
+    """Measure one space, or estimate a large one unless ``exact``; ``folder`` is that of a local store."""
+    counted, is_estimate = _count(engine, space, clock=clock, exact=exact)
     held = {} if counted is None else counted.bytes
     grown = {} if counted is None else counted.growth_bytes
     return Stats(
@@ -79,6 +106,51 @@ def measure(engine: Engine, space: str, *, folder: Path | None = None) -> Stats:
         total_bytes=sum(held.values()),
         growth_bytes={to_datetime(day_start_us(day)).date().isoformat(): grown[day] for day in sorted(grown)},
         disk_bytes=None if folder is None else folder_bytes(folder),
+        is_estimate=is_estimate,
+    )
+
+
+def _count(
+    engine: Engine, space: str, *, clock: Clock, exact: bool = False, most_grown: float = _MOST_GROWN
+) -> tuple[SpaceStats | None, bool]:
+    """Return what a space holds, ``None`` if it was never written, and whether that is an estimate."""
+    seq = engine.wait(space, 0, seconds=0)
+    if not exact and seq > _SMALL:
+        found = engine.refs(space, [MEASURED_REF]).get(MEASURED_REF)
+        with suppress(msgspec.DecodeError):  # derived data: measure again
+            before = None if found is None else msgspec.json.decode(found.value, type=_Measured)
+            if before is not None and before.seq <= seq <= before.seq * most_grown:
+                return _grown(before, seq, today=day_of(clock.now_us())), True
+    if is_unwritten(engine, space):
+        return None, False
+    counted = engine.stats(space)
+    if seq > _SMALL:
+        draft = Draft(space)
+        draft.set_ref(MEASURED_REF, msgspec.json.encode(_Measured(seq, counted)), scope=MAINTENANCE_SCOPE)
+        with suppress(Forbidden, ReadOnly):
+            engine.commit(draft.batch())
+    return counted, False
+
+
+def refresh(engine: Engine, space: str, *, clock: Clock, exact: bool = False) -> None:
+    """Measure a large space again if it has grown by a tenth since, or in any case if ``exact``."""
+    if engine.wait(space, 0, seconds=0) > _SMALL:
+        _count(engine, space, clock=clock, exact=exact, most_grown=_REFRESHED)
+
+
+def _grown(before: _Measured, seq: int, *, today: int) -> SpaceStats:
+    """Return a measurement as it is by now, if all that came since is like what was there."""
+    old = before.stats
+    more = (seq - before.seq) / before.seq
+    added = round(sum(old.growth_bytes.values()) * more)
+    growth = dict(old.growth_bytes)
+    if added:
+        growth[today] = growth.get(today, 0) + added
+    return msgspec.structs.replace(
+        old,
+        **{name: getattr(old, name) + round(getattr(old, name) * more) for name in _ROWS},
+        bytes={kind: size + round(size * more) for kind, size in old.bytes.items()},
+        growth_bytes=growth,
     )
 
 
@@ -123,7 +195,8 @@ def grow(engine: Engine, space: str, *, last_days: int, clock: Clock) -> Growth:
     today = day_of(clock.now_us())
     if is_unwritten(engine, space):
         return Growth(days=(), total_bytes=0, days_looked_at=last_days, bytes_per_day=0.0, in_30_days_bytes=0)
-    grown = engine.stats(space).growth_bytes
+    counted, _ = _count(engine, space, clock=clock)
+    grown = {} if counted is None else counted.growth_bytes
     events: dict[int, int] = {}
     runs: dict[int, int] = {}
     for each in engine.sums(space, SumQuery(grain="day", by=("day", "kind"))):

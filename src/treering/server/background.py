@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from treering.errors import TreeringError
 from treering.limits.alerts import CLOSE_SECONDS
-from treering.maintenance.stats import user_spaces
+from treering.maintenance.stats import refresh, user_spaces
 from treering.runs.listing import CrashSweep
 from treering.runs.search import PAGE, EventIndex
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 ROUND_SECONDS: Final = 2.0
 CRASHED_SECONDS: Final = 60.0
+MEASURE_SECONDS: Final = 3600.0
+"""How often it is looked whether a large project has to be measured again."""
 INDEX_WITHIN_SECONDS: Final = 60.0
 """How long indexing waits for a time without writes."""
 PAGES_A_ROUND: Final = 20
@@ -100,6 +102,7 @@ class _Project:
         self._indexed_seq: int = -1
         self._index_deadline = time.monotonic() + INDEX_WITHIN_SECONDS
         self._check_crashed_at = 0.0
+        self._measure_at = time.monotonic() + MEASURE_SECONDS
         self._paused_until = 0.0
 
     def run_once(self, *, search: bool) -> None:
@@ -136,6 +139,9 @@ class _Project:
                     self._indexed_seq = seq
         else:
             self._index_deadline = now + INDEX_WITHIN_SECONDS
+        if now >= self._measure_at:
+            self._measure_at = now + MEASURE_SECONDS
+            refresh(self._store.engine, self._store.space, clock=self._store.clock)
         self._last_seq = seq
 
 

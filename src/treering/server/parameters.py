@@ -27,6 +27,7 @@ EVERYWHERE: Final = {
     "download": "Send the file as an attachment, to be saved by a browser.",
     "error": "A step that failed.",
     "event": "The id of the event.",
+    "exact": "Read every row instead of estimating what came since the last measurement.",
     "everything": "Include checkpoints that a rewind left behind.",
     "everywhere": "Search all namespaces.",
     "if_version": "Delete only this version; a conflict if there is a newer one.",
@@ -43,7 +44,6 @@ EVERYWHERE: Final = {
     "messages": "How many messages of the conversation to return, from its end.",
     "mine": "Only questions that the caller may answer now.",
     "model": "Only calls of this model.",
-    "most": "How many groups to return at most.",
     "namespace": "The namespace of a user or project within the store; empty for none.",
     "number": "The number of the seal.",
     "other": "The run to compare with, by its id or a unique beginning of it.",
@@ -97,10 +97,7 @@ OF_TAG: Final = {
 }
 
 OF_OPERATION: Final = {
-    (
-        "verify_store",
-        "since",
-    ): "Only what was committed behind this sequence number, or since the `last` such check.",
+    ("verify_store", "since"): "A sequence number, an age (`36h`), a time, or `last`; unset for everything.",
     ("verify_store", "processes"): "How many processes share the work; unset for what suits the size.",
     ("compare_agents", "agent"): "An agent to compare. Repeat it for each.",
     ("diff_snapshots", "text"): "Whether to return the changed lines of text files.",

@@ -19,6 +19,7 @@ from treering.core.ids import MAINTENANCE_SCOPE
 from treering.limits.budgets import BUDGETS
 from treering.limits.webhooks import ALERT_REFS, WEBHOOKS
 from treering.maintenance.audit import SEAL_REF
+from treering.maintenance.stats import MEASURED_REF
 from treering.maintenance.verify import VERIFIED_REF
 from treering.server.auth import SCOPES, Access, Permission, Scope
 from treering.threads.line_files import FILE_REFS
@@ -58,7 +59,7 @@ DOMAINS: Final = (
     # The journal's own account of what was erased, and the files beside the store that erasing rewrites.
     Domain(
         name="maintenance",
-        refs=(FILE_REFS, SEAL_REF, VERIFIED_REF),
+        refs=(FILE_REFS, SEAL_REF, VERIFIED_REF, MEASURED_REF),
         scopes=(MAINTENANCE_SCOPE,),
         write="admin",
     ),

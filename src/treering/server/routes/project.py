@@ -80,6 +80,12 @@ class PublishedSeals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     key: str | None = None
 
 
+class StatsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether to read every row of a large project, instead of estimating what came since it was measured."""
+
+    exact: bool = False
+
+
 class GrowthQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many days the trend covers."""
 
@@ -143,9 +149,9 @@ class CreatedKey(Struct, frozen=True, kw_only=True):
 
 
 @endpoint("GET", "/store/stats", tag="store")
-def get_stats(call: Call[None, None]) -> Stats:
+def get_stats(call: Call[StatsQuery, None]) -> Stats:
     """Return the size of the project and its growth by day."""
-    return call.store.stats()
+    return call.store.stats(exact=call.query.exact)
 
 
 @endpoint("GET", "/store/growth", tag="store")
