@@ -7,9 +7,12 @@
 Phoenix's files are what its server exports: ``phoenix.jsonl`` of its REST API, ``phoenix-dataframe.jsonl`` of
 ``get_spans_dataframe().to_json(orient="records", lines=True)``, ``phoenix-otlp.json`` of ``/spans/otlpv1``.
 ``openinference.jsonl`` and ``langfuse-sdk.bin`` are what the SDKs send, in the two formats of the Collector's
-file exporter. Langfuse's server needs ClickHouse, so its exports (``langfuse.jsonl`` of enriched
-observations, ``langfuse-trace.json`` of a trace with its observations) are made of what its SDK sent, by the
-fields of its export reference and the types of its SDK.
+file exporter. Langfuse's server is no package and needs ClickHouse, so its exports (``langfuse.jsonl`` of
+enriched observations, ``langfuse-trace.json`` of a trace with its observations) are made of what its SDK
+sent, by the fields of its export reference; ``langfuse-api.json``, the answer of its API's
+``/v2/observations``, is what the SDK's own types make of the same.
+
+Phoenix 20 wants ``PHOENIX_DISABLE_AGENT_ASSISTANT=true`` where it cannot reach the internet.
 """
 
 from __future__ import annotations
@@ -178,10 +181,10 @@ def main(phoenix: str) -> None:  # noqa: PLR0915 - one script, step by step
     rows = [
         row for each in sent for row in observations(otlp_json(ExportTraceServiceRequest.FromString(each)))
     ]
-    from langfuse.api import ObservationV2
+    from langfuse.api import ObservationsV2Response
 
-    for row in rows:
-        ObservationV2.model_validate(row)
+    answer = ObservationsV2Response.model_validate({"data": rows, "meta": {"cursor": None}})
+    (FOLDER / "langfuse-api.json").write_text(json.dumps(json.loads(answer.json()), indent=1))
     (FOLDER / "langfuse.jsonl").write_text("".join(json.dumps(exported(row)) + "\n" for row in rows))
     first = next(row for row in rows if row["parent_observation_id"] is None)
     trace = {

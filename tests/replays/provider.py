@@ -1,4 +1,4 @@
-"""A server that speaks the wire formats of OpenAI (chat and Responses), Anthropic and Gemini.
+"""A server that speaks the wire formats of OpenAI (chat and Responses), Anthropic, Gemini and Mistral.
 
 The prompt says what its model will do: ``PLAN`` and a JSON list of turns, each with a text and tool calls.
 The turn is the number of replies in the request. A model named ``other-3`` departs from the plan at its
@@ -133,7 +133,7 @@ def answers(path: str, body: dict[str, Any]) -> tuple[Any, list[str] | None]:
         message = _turn(
             body["model"], body["messages"], sum(m["role"] == "assistant" for m in body["messages"])
         )
-        return _chat(body, *message)
+        return (_mistral if "stral-" in body["model"] else _chat)(body, *message)
     if path.endswith("/responses"):
         items = (
             body["input"] if isinstance(body["input"], list) else [{"role": "user", "content": body["input"]}]
@@ -228,6 +228,42 @@ def _chat(body: dict[str, Any], text: str, calls: list[Any]) -> tuple[Any, list[
         ]
     events.append(chunk({}, reason))
     events.append(_sse({**head, "choices": [], "usage": usage}))
+    return None, [*events, _sse("[DONE]")]
+
+
+def _mistral(body: dict[str, Any], text: str, calls: list[Any]) -> tuple[Any, list[str] | None]:
+    """Mistral's own form of chat completions: calls come whole, with the usage; its thinkers have parts."""
+    head = {"id": secrets.token_hex(16), "created": int(time.time()), "model": body["model"]}
+    usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+    made = [
+        {
+            "id": secrets.token_hex(5)[:9],
+            "function": {"name": name, "arguments": json.dumps(given)},
+            "index": at,
+        }
+        for at, (name, given) in enumerate(calls)
+    ]
+    reason = "tool_calls" if made else "stop"
+
+    def parts(kind: str, piece: str) -> Any:
+        if not body["model"].startswith("magistral-"):
+            return piece if kind == "text" else ""
+        inner = {"type": "text", "text": piece}
+        return [inner if kind == "text" else {"type": "thinking", "thinking": [inner]}]
+
+    thought = parts("thinking", "I think.")
+    if not body.get("stream"):
+        message = {"role": "assistant", "tool_calls": made or None, "content": thought + parts("text", text)}
+        choice = {"index": 0, "message": message, "finish_reason": reason}
+        return {**head, "object": "chat.completion", "choices": [choice], "usage": usage}, None
+    head["object"] = "chat.completion.chunk"
+
+    def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> str:
+        return _sse({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **more})
+
+    events = [chunk({"role": "assistant", "content": thought})]
+    events += [chunk({"content": parts("text", piece)}) for piece in _pieces(text)]
+    events.append(chunk({"content": ""} | ({"tool_calls": made} if made else {}), reason, usage=usage))
     return None, [*events, _sse("[DONE]")]
 
 

@@ -19,6 +19,7 @@ import pytest
 
 import treering
 from tests.replays.provider import Provider, plan
+from treering.replays.wire import read_reply
 from treering.runs.exchanges import read_exchanges
 
 pytestmark = pytest.mark.filterwarnings(  # of google-genai beside aiohttp
@@ -96,6 +97,34 @@ async def gemini_async(server: Provider, *, stream: bool) -> str:
         return "".join([each.text or "" async for each in chunks])
 
 
+def mistral(server: Provider, *, stream: bool, model: str = "mistral-large-latest") -> str:
+    from mistralai.client import Mistral
+
+    with Mistral(api_key="k", server_url=server.url) as client:
+        if not stream:
+            return mistral_text(
+                client.chat.complete(model=model, messages=MESSAGES).choices[0].message.content
+            )
+        chunks = client.chat.stream(model=model, messages=MESSAGES)
+        return "".join(mistral_text(each.data.choices[0].delta.content) for each in chunks)
+
+
+async def mistral_async(server: Provider, *, stream: bool) -> str:
+    from mistralai.client import Mistral
+
+    async with Mistral(api_key="k", server_url=server.url) as client:
+        given: dict[str, Any] = {"model": "magistral-medium-latest", "messages": MESSAGES}
+        if not stream:
+            return mistral_text((await client.chat.complete_async(**given)).choices[0].message.content)
+        chunks = await client.chat.stream_async(**given)
+        return "".join([mistral_text(each.data.choices[0].delta.content) async for each in chunks])
+
+
+def mistral_text(content: Any) -> str:
+    """What a message says, without what its model thought."""
+    return content if isinstance(content, str) else "".join(getattr(each, "text", "") for each in content)
+
+
 async def bare_httpx(server: Provider, *, stream: bool) -> str:
     async with httpx.AsyncClient() as client:
         body = {"model": "gpt-5", "messages": MESSAGES}
@@ -114,7 +143,7 @@ async def bare_httpx(server: Provider, *, stream: bool) -> str:
 
 CLIENTS = [
     *(openai_chat, openai_responses_async, anthropic_messages, anthropic_async),
-    *(gemini, gemini_async, bare_httpx),
+    *(gemini, gemini_async, mistral, mistral_async, bare_httpx),
 ]
 
 
@@ -147,12 +176,15 @@ def check_recorded(store: treering.Store) -> None:
     (run,) = store.runs.each()
     assert run.status == "ok"
     (message,) = [each for each in store.timeline.of_run(run.id).events if each.type == "message"]
-    assert "Seven oaks." in json.dumps(message.body or message.label) or message.meta["model"]
+    assert message.meta["model"]
     total = store.cost.of_run(run.id).total
     assert (total.usage.input, total.usage.output) == (100, 10)
     assert total.amounts["USD"] > 0
     (exchange,) = read_exchanges(store.engine, store.space, run.id)
     assert exchange.status == 200
+    reply = read_reply(exchange.path, exchange.answer)
+    assert reply is not None
+    assert (reply.text, reply.model) == ("Seven oaks.", message.meta["model"])
 
 
 def total_of(store: treering.Store) -> tuple[int, int]:

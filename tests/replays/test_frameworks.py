@@ -136,6 +136,31 @@ def gemini(server: Provider, *, stream: bool, model: str = "gemini-2.5-flash") -
         contents.append(types.Content(role="user", parts=results))
 
 
+def mistral(server: Provider, *, stream: bool, model: str = "mistral-large-latest") -> str:
+    from mistralai.client import Mistral
+
+    def ask(messages: list[Message], tools: list[Any]) -> Any:
+        given: Any = {
+            "model": model,
+            "messages": [{name: each[name] for name in each if name != "usage"} for each in messages],
+            "tools": [each.as_openai() for each in tools],
+        }
+        if not stream:
+            (choice,) = client.chat.complete(**given).choices
+            return choice.message.model_dump(exclude_none=True)
+        message: dict[str, Any] = {"role": "assistant", "content": ""}
+        for event in client.chat.stream(**given):
+            (choice,) = event.data.choices
+            message["content"] += choice.delta.content
+            if choice.delta.tool_calls:
+                message["tool_calls"] = [each.model_dump() for each in choice.delta.tool_calls]
+        return message
+
+    with Mistral(api_key="secret-mistral-key", server_url=server.url) as client:
+        done = create_agent(model=ask, tools=[weather]).generate(prompt=PROMPT)
+    return json.dumps([done.text, done.messages], ensure_ascii=False)
+
+
 def openai_agents(server: Provider, *, stream: bool, model: str = "gpt-5") -> str:
     import agents
     import openai
@@ -186,7 +211,7 @@ def pydantic_ai(server: Provider, *, stream: bool, model: str = "claude-of-the-t
     return asyncio.run(run())
 
 
-AGENTS = [openai_chat, langgraph, gemini, openai_agents, pydantic_ai]
+AGENTS = [openai_chat, langgraph, gemini, mistral, openai_agents, pydantic_ai]
 
 
 @pytest.fixture(params=AGENTS, ids=lambda each: each.__name__)

@@ -212,6 +212,17 @@ def test_the_command_line_records_and_reruns(server, tmp_path, capfd, monkeypatc
     assert lines[0].split() == "RUN VARIANT STATUS DEPARTS MESSAGES FILES VERIFY TOKENS COST TIME".split()
     assert sum("step 2" in line for line in lines[1:6]) == 2
     assert any("±" in line for line in lines)
+    with pytest.raises(SystemExit):
+        main(["rerun", made["run"], *place, "--from", "2"])
+    capfd.readouterr()
+    with pytest.raises(SystemExit):
+        main(["reruns", made["run"], *place, "--group", made["group"], "--limit", "1", "--json"])
+    shown, note = capfd.readouterr()
+    assert json.loads(shown) == made | {"reruns": made["reruns"][:1]}
+    assert "only 1 are shown" in note
+    with pytest.raises(SystemExit):
+        main(["reruns", made["run"], *place])
+    assert capfd.readouterr().out.splitlines()[-1].endswith(f"(--group): {made['group']}")
 
 
 # The Claude Agent SDK, with the CLI that comes with it

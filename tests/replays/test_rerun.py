@@ -17,7 +17,8 @@ from tests.replays.provider import Provider, plan
 from tests.server.running import remote
 from treering.agent import create_agent, tool
 from treering.replays.comparison import compare_reruns
-from treering.replays.fixtures import record_test, write_test
+from treering.replays.fixtures import read_test, record_test, write_test
+from treering.replays.recorded import run_recorded
 from treering.replays.replay import Diverged
 from treering.runs.exchanges import read_exchanges
 
@@ -31,8 +32,8 @@ STEPS = 7
 """Four calls of the model and three of the tool."""
 
 
-def work(url: str, folder: str, prompt: str = PLAN) -> str:
-    """An agent that writes files into its folder, with a model behind HTTP."""
+def model_at(url: str) -> Any:
+    """A model behind HTTP."""
 
     def ask(messages: Any, tools: Any) -> dict:
         body = {
@@ -43,12 +44,18 @@ def work(url: str, folder: str, prompt: str = PLAN) -> str:
         answer = httpx.post(f"{url}/v1/chat/completions", json=body).raise_for_status().json()
         return {**answer["choices"][0]["message"], "usage": answer["usage"]}
 
+    return ask
+
+
+def work(url: str, folder: str, prompt: str = PLAN) -> str:
+    """An agent that writes files into its folder, with a model behind HTTP."""
+
     def write(name: str, text: str) -> str:
         """Write a file."""
         (Path(folder) / name).write_text(text)
         return f"wrote {name}"
 
-    return create_agent(model=ask, tools=[write], name="writer").generate(prompt=prompt).text
+    return create_agent(model=model_at(url), tools=[write], name="writer").generate(prompt=prompt).text
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -224,6 +231,45 @@ def test_a_relative_name_of_the_folder_leads_to_that_of_the_fork(
     assert (one.status, one.departure, one.files) == ("ok", None, ()), one.error
     assert contents(Path(one.folder or "")) == {"a.txt": "three", "b.txt": "two"}
     assert digest(tmp_path / "work") == original
+
+
+def by_name(url: str, folder: str) -> str:
+    """An agent whose prompt, and so its model, names files by their folder."""
+    calls = [("write", {"path": f"{folder}/{name}.txt", "text": "paperwork/notes"}) for name in "abc"]
+    prompt = f"Write into {folder}/. " + plan(("I begin.", calls[:2]), ("I go on.", calls[2:]), "Done.")
+
+    def write(path: str, text: str) -> str:
+        """Write a file."""
+        Path(path).write_text(text)
+        return f"wrote {path}"
+
+    return create_agent(model=model_at(url), tools=[write]).generate(prompt=prompt).text
+
+
+@pytest.mark.parametrize("name", ["work", "./work", "deep/work"])
+def test_relative_names_in_prompts_and_calls_lead_to_the_fork(
+    server, store, tmp_path, monkeypatch, name
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with treering.record(store, workspace=name, entry=by_name, arguments=[server.url, name]) as run:
+        by_name(server.url, name)
+    original = digest(tmp_path / name)
+    asked = server.count
+    with treering.replay(store, run.id, complete=True):
+        assert by_name(server.url, name) == "Done."
+    assert server.count == asked
+    steps = len(read_exchanges(store.engine, store.space, run.id))
+    for step in range(1, steps + 2) if name == "work" else (steps - 2,):
+        (one,) = treering.rerun(store, run.id, from_step=step).reruns
+        assert (one.status, one.departure, one.files) == ("ok", None, ()), (step, one.error)
+        assert contents(Path(one.folder or "")) == dict.fromkeys(
+            ("a.txt", "b.txt", "c.txt"), "paperwork/notes"
+        )
+        assert digest(tmp_path / name) == original
+    test = write_test(record_test(store, run.id, "named"), tmp_path / "recordings")
+    made = run_recorded(read_test(test.path), folder=tmp_path / "replayed")
+    assert (made.divergence, sorted(made.files)) == (None, ["a.txt", "b.txt", "c.txt"])
+    made.store.close()
 
 
 # Threads, memory and effects

@@ -320,6 +320,7 @@ def step(
     ] = None,
     text: Annotated[str | None, typer.Option(metavar="TEXT", help="Go to a step with this text.")] = None,
     back: Annotated[bool, typer.Option("--back", help="Look before step N, instead of behind it.")] = False,
+    limit: LimitOption = 500,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
@@ -334,13 +335,13 @@ def step(
         treering step last 12 --error --tool refund
     """
     from treering.errors import NotFound
-    from treering.replays.steps import Breakpoint, each_step, find_step, step_view
+    from treering.replays.steps import Breakpoint, count_steps, each_step, find_step, step_view
 
     with place.existing() as opened:
         chosen = run_id(opened, run)
         if tool or error or text or cost_above is not None:
             wanted = Breakpoint(tool=tuple(tool or ()), error=error, cost_above=cost_above, text=text)
-            last = sum(1 for _ in each_step(opened, chosen)) + 1 if back and number is None else number or 0
+            last = count_steps(opened, chosen) + 1 if back and number is None else number or 0
             found = find_step(opened, chosen, wanted, after=last, back=back)
             if found is None:
                 raise NotFound(
@@ -348,7 +349,7 @@ def step(
                 )
             number = found.number
         if number is None:
-            steps = list(each_step(opened, chosen))
+            steps = limited(each_step(opened, chosen), limit)
             table = [("STEP", "WHAT", "NAME", "STATUS", "TOKENS", "COST", "CALL")]
             table += [
                 (
@@ -487,19 +488,30 @@ def reruns(
     run: RunArgument,
     *,
     group: Annotated[str | None, typer.Option(metavar="ID", help="Which reruns [the newest].")] = None,
+    limit: LimitOption = 50,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Compare a run with the reruns of it.
 
+    Reruns that were made together are a group.
+
     Examples:
         treering reruns 01j9zq8
+        treering reruns 01j9zq8 --group 5c1a90fe --limit 5
     """
-    from treering.replays.comparison import compare_reruns
+    import msgspec
+
+    from treering.replays.comparison import compare_reruns, list_reruns
 
     with place.existing() as opened:
-        found = compare_reruns(opened, run_id(opened, run), group=group)
-    show(plain(found), lines_of(found), as_json=as_json)
+        chosen = run_id(opened, run)
+        found = compare_reruns(opened, chosen, group=group)
+        groups = dict.fromkeys(about.group for _, about in list_reruns(opened, chosen))
+    found = msgspec.structs.replace(found, reruns=tuple(limited(found.reruns, limit)))
+    others = ", ".join(clean(each) for each in groups if each != found.group)
+    more = ["", f"Other groups of reruns (--group): {others}"] if others else []
+    show(plain(found), [*lines_of(found), *more], as_json=as_json)
 
 
 def _parameters(given: list[str]) -> dict[str, Any]:

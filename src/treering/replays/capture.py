@@ -995,6 +995,8 @@ class RecordedRun:
             here = Path.cwd()
             if here.is_relative_to(self._workspace):
                 start["cwd"] = str(here.relative_to(self._workspace))
+            elif self._workspace.is_relative_to(here):
+                start["relative"] = self._workspace.relative_to(here).as_posix()
             start["snapshot"] = store.workspace.snapshot(self._workspace, note="before the run")
         head = None if self._thread is None else self._thread.head
         if head is not None:
@@ -1003,8 +1005,8 @@ class RecordedRun:
             name = self._entry if isinstance(self._entry, str) else entry_name(self._entry)
             if name is not None:
                 start["entry"] = name
-            start["arguments"] = _with_whole_path(
-                plain(_with_paths_as_text(self._arguments)), self._workspace
+            start["arguments"] = _with_whole_names(
+                plain(_with_paths_as_text(self._arguments)), start.get("relative"), self._workspace
             )
         self._run = run = self._make({START: start})
         if self._entry is not None and not isinstance(self._entry, str):
@@ -1153,20 +1155,14 @@ def _with_paths_as_text(value: Any) -> Any:
     return value
 
 
-def _with_whole_path(value: Any, folder: Path | None) -> Any:
-    """Return arguments whose relative names of a folder are absolute, as a fork and a test replace them."""
-    here = Path.cwd()
-    if folder is None or folder == here or not folder.is_relative_to(here):
+def _with_whole_names(value: Any, relative: str | None, folder: Path | None) -> Any:
+    """Return arguments in which relative names of a folder are whole, as a fork and a test replace them."""
+    if relative is None or folder is None:
         return value
-    name = folder.relative_to(here).as_posix()
-    if isinstance(value, Mapping):
-        fields = cast("Mapping[str, Any]", value)
-        return {key: _with_whole_path(each, folder) for key, each in fields.items()}
-    if isinstance(value, list):
-        return [_with_whole_path(each, folder) for each in cast("list[Any]", value)]
-    if isinstance(value, str) and f"{value.removeprefix('./')}/".startswith(f"{name}/"):
-        return str(folder) + value.removeprefix("./")[len(name) :]
-    return value
+    replace = wire.replacer({relative: str(folder)})
+    return wire.translate(
+        value, lambda text: str(folder) if text in (relative, f"./{relative}") else replace(text)
+    )
 
 
 def entry_name(function: Any) -> str | None:

@@ -250,6 +250,11 @@ def _describe(
     original: RunInfo,
     found: RerunInfo | None,
 ) -> Compared:
+    names = relative_names(original)
+    if names:  # compared by whole ones
+        recorded, exchanges = (
+            [wire.moved_exchange(each, names) for each in some] for some in (recorded, exchanges)
+        )
     later = [
         each for each in exchanges if (each.step >= from_step if found is None else not each.is_replayed)
     ]
@@ -505,6 +510,12 @@ def departure_of(
             here=shown_request(here),
         )
     return Departure(step=left.step, what="ended", name=left.name, original=shown_request(left), here="")
+
+
+def relative_names(original: RunInfo) -> dict[str, str]:
+    """Return the name of a run's folder from where its agent ran, if that was above it, and the whole one."""
+    start: dict[str, str] = original.meta.get(START, {})
+    return {start["relative"]: start["workspace"]} if "relative" in start else {}
 
 
 def _moved_folders(original: RunInfo, info: RunInfo) -> dict[str, str]:

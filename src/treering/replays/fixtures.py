@@ -86,7 +86,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         elif self.link is not None:
             path.symlink_to(self.link)
         else:
-            text = None if self.text is None else replacer(moved)(self.text)
+            text = None if self.text is None else wire.replacer(moved)(self.text)
             path.write_bytes(b64decode(self.base64 or "") if text is None else text.encode())
         if self.mode:
             path.chmod(int(self.mode, 8))
@@ -116,6 +116,9 @@ class RecordedTest(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, StoredFile] | None
     """The files that the run began with; ``None`` if it had no folder."""
     cwd: str | None = None
+    """Where in its folder the agent ran, if it did."""
+    relative: str | None = None
+    """The name that its folder had from where the agent ran, if that was above it."""
     thread: tuple[str, str] | None = None
     """Namespace and id of the thread."""
     messages: list[Any] = []
@@ -147,23 +150,11 @@ class RecordedTest(msgspec.Struct, frozen=True, kw_only=True):
         return list(dict.fromkeys(each.model for each in self.steps if each.model))
 
 
-def replacer(moved: Mapping[str, str]) -> Any:
-    """Return a function that replaces the names of folders in a text."""
-    names = sorted(moved, key=len, reverse=True)
-
-    def replace(text: str) -> str:
-        for name in names:
-            text = text.replace(name, moved[name])
-        return text
-
-    return replace
-
-
 class Cleaner:
     """Takes secrets and the machine's own paths out of values."""
 
     def __init__(self, moved: Mapping[str, str]) -> None:
-        self._replace = replacer(moved)
+        self._replace = wire.replacer(moved)
         self.scrubber = SecretScrubber()
 
     def text(self, text: str) -> str:
@@ -234,7 +225,8 @@ def record_test(
     info = store.runs.get(run)
     exchanges = load_exchanges(store, info.id)
     start = _start_of(info)
-    moved = {start[key]: place for key, place in (("workspace", WORKSPACE), ("home", HOME)) if start.get(key)}
+    places = {"workspace": WORKSPACE, "relative": WORKSPACE, "home": HOME}
+    moved = {start[key]: place for key, place in places.items() if start.get(key)}
     cleaner = Cleaner(moved)
     files, changes = _files_of(store, info, exchanges)
     messages, state = _thread_of(store, info)
@@ -257,6 +249,7 @@ def record_test(
             },
             files=None if files is None else {path: cleaner.file(each) for path, each in files.items()},
             cwd=start.get("cwd"),
+            relative=start.get("relative"),
             thread=None if info.thread is None else (info.namespace, info.thread),
             messages=cleaner.value(messages),
             state=cleaner.value(state),
@@ -415,6 +408,7 @@ def _lines(test: RecordedTest) -> Iterator[dict[str, Any]]:
             "thread": None if test.thread is None else list(test.thread),
             "has_files": test.files is not None,
             "cwd": test.cwd,
+            "relative": test.relative,
             "ignore": list(test.tolerance.ignore),
             "mask": list(test.tolerance.mask),
             "models": test.models,
@@ -590,6 +584,7 @@ def _test_of(lines: Sequence[Mapping[str, Any]], path: Path, size: int) -> Recor
         if head.get("has_files")
         else None,
         cwd=head.get("cwd"),
+        relative=head.get("relative"),
         thread=cast("Any", tuple(head["thread"])) if "thread" in head else None,
         messages=[each["message"] for each in lines if "message" in each],
         state=head.get("state", {}),

@@ -36,7 +36,6 @@ from treering.replays.fixtures import (
     RecordedTest,
     StoredFile,
     record_test,
-    replacer,
 )
 from treering.replays.nature import Nature, merge_draws
 from treering.replays.replay import (
@@ -51,7 +50,7 @@ from treering.replays.replay import (
     hosts_of,
     paths_of_difference,
 )
-from treering.replays.rerun import COMMAND, COMMAND_TOLERANCE, RerunSession, call_entry, moved_exchange
+from treering.replays.rerun import COMMAND, COMMAND_TOLERANCE, RerunSession, call_entry
 from treering.runs.exchanges import CallError, Exchange, read_exchanges
 from treering.runs.messages import message_text
 from treering.runs.run import Run
@@ -243,7 +242,7 @@ class RecordedSession(Replay):
                         self._called[id(asked)] = found
                         return None
                     self._leave_files(found)
-                return moved_exchange(found, self.moved)
+                return wire.moved_exchange(found, self.moved)
             if self.divergence is None:
                 self.divergence = self.recording.diverge(known)
         return self._unknown(asked)
@@ -289,7 +288,9 @@ class RecordedSession(Replay):
 
     def _cleaned(self, value: Any) -> Any:
         there = {here: recorded for recorded, here in self.moved.items()}
-        return self._cleaner.value(wire.translate(value, replacer(there)))
+        if self._test.relative is not None:
+            there[self._test.relative] = WORKSPACE
+        return self._cleaner.value(wire.translate(value, wire.replacer(there)))
 
     def _leave_files(self, exchange: Exchange) -> None:
         for path, file in self._test.changes.get(exchange.step, {}).items():
@@ -466,7 +467,9 @@ def _merged(one: Tolerance, other: Tolerance | None) -> Tolerance:
 
 def _moved_back(arguments: Any, moved: Mapping[str, str]) -> Any:
     """Return arguments that name the folders of this run."""
-    return wire.translate(arguments, replacer(moved)) if isinstance(arguments, (list, dict)) else arguments
+    return (
+        wire.translate(arguments, wire.replacer(moved)) if isinstance(arguments, (list, dict)) else arguments
+    )
 
 
 @contextmanager

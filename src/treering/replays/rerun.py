@@ -55,6 +55,7 @@ from treering.replays.comparison import (
     VerifyResult,
     compare_reruns,
     end_snapshot,
+    relative_names,
 )
 from treering.replays.fork import RerunFork, refusal, write_guard
 from treering.replays.nature import Nature, merge_draws
@@ -109,6 +110,8 @@ class RerunSession(Replay):
         self._is_real = False
         self.moved: dict[str, str] = {}
         """Folders of the original, and those of the fork in their place."""
+        self.names: dict[str, str] = {}
+        """Relative names of folders of the original, and their whole ones."""
 
     @property
     def is_real(self) -> bool:
@@ -118,9 +121,9 @@ class RerunSession(Replay):
     def answer(self, asked: Asked) -> Exchange | None:
         """Return the recorded exchange of a call before the step; else ``None``, with the changed request."""
         with self._lock:
-            there = {new: old for old, new in self.moved.items()}
+            there = {new: old for old, new in self.moved.items()} | self.names
             known = Asked(
-                kind=asked.kind, name=asked.name, request=wire.translate(asked.request, _replacer(there))
+                kind=asked.kind, name=asked.name, request=wire.translate(asked.request, wire.replacer(there))
             )
             found = self.recording.find(known)
             if found is not None and found.step < self._from_step:
@@ -157,37 +160,11 @@ class RerunSession(Replay):
         self.recording.use(found)
         self._before.discard(found.step)
         self.answered.append(found)
-        return moved_exchange(found, self.moved) if self.moved else found
+        return wire.moved_exchange(found, self.moved) if self.moved else found
 
     def _refused(self, asked: Asked) -> Exchange:
         error = CallError(f"{EffectRefused.__module__}.{EffectRefused.__qualname__}", refusal(asked.name))
         return Exchange(kind="tool", name=asked.name, request=asked.request, error=error)
-
-
-def moved_exchange(exchange: Exchange, moved: Mapping[str, str]) -> Exchange:
-    """Return an exchange that names other folders."""
-    replace, answer = _replacer(moved), exchange.answer
-    if isinstance(answer, str) and exchange.kind == "http":
-        answer = wire.translate_answer(answer, replace)
-    else:
-        answer = wire.translate(answer, replace)
-    return msgspec.structs.replace(
-        exchange,
-        request=wire.translate(exchange.request, replace),
-        answer=answer,
-        pieces=exchange.pieces if answer == exchange.answer else (),
-    )
-
-
-def _replacer(moved: Mapping[str, str]) -> Callable[[str], str]:
-    names = sorted(moved, key=len, reverse=True)
-
-    def replace(text: str) -> str:
-        for name in names:
-            text = text.replace(name, moved[name])
-        return text
-
-    return replace
 
 
 class EffectRefused(TreeringError):
@@ -297,17 +274,20 @@ def _plan(
 ) -> _Plan:
     original = store.runs.get(run)
     exchanges = load_exchanges(store, original.id)
+    start: dict[str, Any] = original.meta.get(START) or {}
     if not 1 <= from_step <= len(exchanges) + 1:
         raise InvalidInput(
             f"from_step={from_step} is invalid; run {original.id!r} has steps 1 to {len(exchanges)}"
         )
-    start: dict[str, Any] = original.meta.get(START) or {}
     named = entry if entry is not None else state.entries.get(original.id) or start.get("entry")
     if named is None:
         raise NotFound(
             f"run {original.id!r} was recorded without its entry point; pass entry='module:function' "
             "(treering rerun --entry), or record with treering.record(..., entry=function)"
         )
+    names = relative_names(original)
+    if names:  # what is recorded and what is asked are compared, and answered, by whole names
+        exchanges = [wire.moved_exchange(each, names) for each in exchanges]
     return _Plan(
         original=original,
         exchanges=exchanges,
@@ -388,9 +368,9 @@ def _run_once(
         folder=None if workspace is None else str(workspace),
         verify_original=plan.verify_original,
     )
-    arguments = (
-        plan.arguments if workspace is None else _moved(plan.arguments, plan.workspace, str(workspace))
-    )
+    names = relative_names(original)
+    there = {name: str(workspace) for name in (plan.workspace, *names) if workspace and name}
+    arguments = _moved(plan.arguments, wire.replacer(there))
     fork = RerunFork(store, original, id=fork_id, checkpoint=_first_checkpoint(store, plan))
     session = RerunSession(
         plan.exchanges,
@@ -403,6 +383,7 @@ def _run_once(
     )
     if workspace is not None and plan.workspace is not None:
         session.moved[plan.workspace] = str(workspace)
+        session.names |= names
 
     def on_end(run: Run) -> None:
         if plan.verify is not None and workspace is not None:
@@ -525,20 +506,15 @@ def _load_file(file: Path) -> Any:
     return module
 
 
-def _moved(value: Any, old: str | None, new: str) -> Any:
+def _moved(value: Any, replace: Callable[[str], str]) -> Any:
     """Return arguments with the folder of a rerun where the original had its own."""
-    if old is None:
-        return value
     if isinstance(value, Mapping):
-        fields = cast("Mapping[str, Any]", value)
-        return {name: _moved(each, old, new) for name, each in fields.items()}
+        return {name: _moved(each, replace) for name, each in cast("Mapping[str, Any]", value).items()}
     if isinstance(value, (list, tuple)):
-        return [_moved(each, old, new) for each in cast("Sequence[Any]", value)]
-    if isinstance(value, str) and (value == old or value.startswith(f"{old}/")):
-        return new + value[len(old) :]
+        return [_moved(each, replace) for each in cast("Sequence[Any]", value)]
     if isinstance(value, Path):
-        return Path(_moved(str(value), old, new))
-    return value
+        return Path(replace(str(value)))
+    return replace(value) if isinstance(value, str) else value
 
 
 def _first_checkpoint(store: Store, plan: _Plan) -> str | None:

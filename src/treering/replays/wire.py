@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
+from treering.runs.exchanges import Exchange
 from treering.runs.messages import Part, message_text, read_message
 
 Format = Literal["chat", "responses", "anthropic", "gemini"]
@@ -245,8 +246,31 @@ def _add_delta(message: dict[str, Any], calls: dict[int, dict[str, Any]], delta:
                 function = piece.get("function") or _NOTHING
                 call["function"]["name"] += function.get("name") or ""
                 call["function"]["arguments"] += function.get("arguments") or ""
+        elif key == "content" and (isinstance(value, list) or isinstance(message.get(key), list)):
+            parts = message[key] = _parts_of(message.get(key))
+            for part in _parts_of(value):
+                _add_part(parts, part)
         elif isinstance(value, str) and key != "role":
             message[key] = (message.get(key) or "") + value
+
+
+def _parts_of(content: Any) -> list[Any]:
+    """Return content as parts, which Mistral's models that think stream, among texts."""
+    if isinstance(content, list):
+        return cast("list[Any]", content)
+    return [{"type": "text", "text": content}] if content else []
+
+
+def _add_part(parts: list[Any], part: dict[str, Any]) -> None:
+    last: dict[str, Any] = parts[-1] if parts else {}
+    kind = part.get("type")
+    if kind == "text" == last.get("type"):
+        last["text"] += part["text"]
+    elif kind == "thinking" == last.get("type"):
+        for each in part["thinking"]:
+            _add_part(last["thinking"], each)
+    else:
+        parts.append(part)
 
 
 def _read_ollama(documents: Sequence[Any]) -> Reply:
@@ -367,6 +391,24 @@ def answer_text(answer: Any) -> str:
 # Paths: a rerun works in another folder
 
 
+def replacer(moved: Mapping[str, str]) -> Callable[[str], str]:
+    """Return a function that replaces the names of folders in a text.
+
+    An absolute name is replaced wherever it is a whole name, a relative one (``work``) where it begins the
+    name of something in the folder (``work/report.md``, ``./work/report.md``).
+    """
+    if not moved:
+        return lambda text: text
+    names = [
+        rf"{re.escape(name)}(?![\w-]|\.\w)"
+        if name.startswith("/")
+        else rf"(?<![\w./~-])(?:\./)?{re.escape(name)}(?=/)"
+        for name in sorted(moved, key=len, reverse=True)
+    ]
+    pattern = re.compile("|".join(names))
+    return lambda text: pattern.sub(lambda found: moved[found[0].removeprefix("./")], text)
+
+
 def translate(value: Any, replace: Callable[[str], str]) -> Any:
     """Return a value with each text in it replaced."""
     if isinstance(value, str):
@@ -412,6 +454,21 @@ def translate_answer(answer: str, replace: Callable[[str], str]) -> str:
     return "".join(events)
 
 
+def moved_exchange(exchange: Exchange, moved: Mapping[str, str]) -> Exchange:
+    """Return an exchange that names other folders."""
+    replace, answer = replacer(moved), exchange.answer
+    if isinstance(answer, str) and exchange.kind == "http":
+        answer = translate_answer(answer, replace)
+    else:
+        answer = translate(answer, replace)
+    return msgspec.structs.replace(
+        exchange,
+        request=translate(exchange.request, replace),
+        answer=answer,
+        pieces=exchange.pieces if answer == exchange.answer else (),
+    )
+
+
 def _streamed(document: Any) -> Iterator[tuple[Any, dict[str, Any], str]]:
     """Yield the pieces of texts in one event of a stream: which text, and where its piece is."""
     kind = document.get("type")
@@ -426,6 +483,11 @@ def _streamed(document: Any) -> Iterator[tuple[Any, dict[str, Any], str]]:
         delta = choice.get("delta") or _NOTHING
         if isinstance(delta.get("content"), str):
             yield (choice.get("index"), "content"), delta, "content"
+        elif isinstance(delta.get("content"), list):
+            for part in delta["content"]:
+                for each in part.get("thinking") or [part]:
+                    if isinstance(each.get("text"), str):
+                        yield (choice.get("index"), part.get("type")), each, "text"
         for call in delta.get("tool_calls") or _EMPTY:
             function = call.get("function") or _NOTHING
             if isinstance(function.get("arguments"), str):
