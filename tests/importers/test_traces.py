@@ -35,6 +35,7 @@ FILES = {
     "phoenix-dataframe.jsonl": ("phoenix", OPENINFERENCE),
     "langfuse.jsonl": ("langfuse", Decimal("0.0006")),
     "langfuse-trace.json": ("langfuse", Decimal("0.0006")),
+    "langfuse-api.json": ("langfuse", Decimal("0.0006")),
 }
 
 

@@ -133,7 +133,7 @@ def answers(path: str, body: dict[str, Any]) -> tuple[Any, list[str] | None]:
         message = _turn(
             body["model"], body["messages"], sum(m["role"] == "assistant" for m in body["messages"])
         )
-        return (_mistral if "stral-" in body["model"] else _chat)(body, *message)
+        return (_mistral if path.startswith("/mistral/") else _chat)(body, *message)
     if path.endswith("/responses"):
         items = (
             body["input"] if isinstance(body["input"], list) else [{"role": "user", "content": body["input"]}]

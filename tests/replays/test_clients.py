@@ -100,7 +100,7 @@ async def gemini_async(server: Provider, *, stream: bool) -> str:
 def mistral(server: Provider, *, stream: bool, model: str = "mistral-large-latest") -> str:
     from mistralai.client import Mistral
 
-    with Mistral(api_key="k", server_url=server.url) as client:
+    with Mistral(api_key="k", server_url=f"{server.url}/mistral") as client:
         if not stream:
             return mistral_text(
                 client.chat.complete(model=model, messages=MESSAGES).choices[0].message.content
@@ -112,7 +112,7 @@ def mistral(server: Provider, *, stream: bool, model: str = "mistral-large-lates
 async def mistral_async(server: Provider, *, stream: bool) -> str:
     from mistralai.client import Mistral
 
-    async with Mistral(api_key="k", server_url=server.url) as client:
+    async with Mistral(api_key="k", server_url=f"{server.url}/mistral") as client:
         given: dict[str, Any] = {"model": "magistral-medium-latest", "messages": MESSAGES}
         if not stream:
             return mistral_text((await client.chat.complete_async(**given)).choices[0].message.content)

@@ -156,7 +156,7 @@ def mistral(server: Provider, *, stream: bool, model: str = "mistral-large-lates
                 message["tool_calls"] = [each.model_dump() for each in choice.delta.tool_calls]
         return message
 
-    with Mistral(api_key="secret-mistral-key", server_url=server.url) as client:
+    with Mistral(api_key="secret-mistral-key", server_url=f"{server.url}/mistral") as client:
         done = create_agent(model=ask, tools=[weather]).generate(prompt=PROMPT)
     return json.dumps([done.text, done.messages], ensure_ascii=False)
 

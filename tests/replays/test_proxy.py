@@ -94,9 +94,10 @@ def test_a_provider_that_is_not_there_is_an_answer_and_recorded(store) -> None:
 PROGRAM = """
 import json, os, sys, urllib.request
 here = os.getcwd()
-said = [{"role": "user", "content": sys.argv[1].replace("HERE", here)}]
+notes = "~/.notes/" + here.replace("/", "-").replace("_", "-").replace(".", "-") + "/"
+said = [{"role": "system", "content": notes}, {"role": "user", "content": sys.argv[1].replace("HERE", here)}]
 while True:
-    asked = {"model": "gpt-5", "messages": said, "stream": True}
+    asked = {"model": "gpt-5", "messages": said, "stream": True, "metadata": {"user_id": os.urandom(8).hex()}}
     address = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
     kind = {"content-type": "application/json"}
     request = urllib.request.Request(address, json.dumps(asked).encode(), kind)
@@ -167,6 +168,28 @@ def test_a_command_that_asks_otherwise_is_stopped_and_sends_nothing(server, stor
     with pytest.raises(Diverged):
         treering.rerun(store, run.id, from_step=3, arguments=given)
     assert server.count == 0
+
+
+def test_a_command_gets_its_variables_again_but_no_stored_secret(
+    server, store, tmp_path, monkeypatch
+) -> None:
+    program = f"import os; assert os.environ['MODE'] == 'quiet'; os.environ['DEPLOY_TOKEN']\n{PROGRAM}"
+    run, done = record_command(
+        store,
+        command=[sys.executable, "-c", program, WORK],
+        workspace=tmp_path / "work",
+        env={"MODE": "quiet", "DEPLOY_TOKEN": "t0p-s3cret"},
+        upstreams=upstreams(server),
+    )
+    assert done.exit_code == 0, done.output
+    assert "t0p-s3cret" not in str(store.runs.get(run.id).meta)
+    (failed,) = treering.rerun(store, run.id, from_step=2).reruns
+    assert (failed.status, failed.departure and failed.departure.what) == ("error", "ended")
+    assert "exit code 1: " in (failed.error or "")
+    assert "KeyError: 'DEPLOY_TOKEN'" in (failed.error or "")
+    monkeypatch.setenv("DEPLOY_TOKEN", "another")
+    (one,) = treering.rerun(store, run.id, from_step=2).reruns
+    assert (one.status, one.departure) == ("ok", None), one.error
 
 
 def test_the_command_line_records_and_reruns(server, tmp_path, capfd, monkeypatch) -> None:

@@ -995,7 +995,7 @@ class RecordedRun:
             here = Path.cwd()
             if here.is_relative_to(self._workspace):
                 start["cwd"] = str(here.relative_to(self._workspace))
-            elif self._workspace.is_relative_to(here):
+            elif self._workspace.is_relative_to(here) and self._entry != COMMAND:
                 start["relative"] = self._workspace.relative_to(here).as_posix()
             start["snapshot"] = store.workspace.snapshot(self._workspace, note="before the run")
         head = None if self._thread is None else self._thread.head
@@ -1091,6 +1091,8 @@ class RecordedRun:
         await asyncio.to_thread(self._finish)
 
 
+COMMAND: Final = "command"
+"""The entry of a run that was a command, which runs in its folder (`treering.replays.commands`)."""
 START: Final = "start"
 """In a run's metadata: what it began with (checkpoint, snapshot, entry point)."""
 END: Final = "end"

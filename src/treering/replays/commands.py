@@ -11,17 +11,25 @@ requests are compared as if they named the old one.
 
 from __future__ import annotations
 
+import re
 import tempfile
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from treering.adapters.shared import Opened
 from treering.errors import InvalidInput
-from treering.replays.capture import START, Instrumentation, RecordedRun
+from treering.replays.capture import COMMAND, START, Instrumentation, RecordedRun
 from treering.replays.proxy import ModelProxy
-from treering.replays.rerun import COMMAND
 from treering.sandbox.sandbox import RunResult, Sandbox
+from treering.secret_scan import SecretScrubber, scan_secrets
+
+_LAST_LINES: Final = 20
+_MAX_SAID: Final = 2000
+_SECRET_NAME: Final = re.compile(
+    r"(?i)(^|_)(api_?key|key|token|secret|passw(or)?d|pass|credentials?|auth)(_|$)"
+)
 
 if TYPE_CHECKING:
     from treering.runs.run import Run
@@ -44,17 +52,22 @@ def record_command(
 ) -> tuple[Run, RunResult]:
     """Run a command, or give an agent a prompt, and record all calls of its models.
 
-    Returns the run, and the result of the program; ``upstreams`` are those of `ModelProxy`.
+    Returns the run, and the result of the program; ``upstreams`` are those of `ModelProxy`. A rerun gives the
+    program the same variables: those of ``env`` are recorded, except secrets; these, and those of
+    ``pass_env``, come from the environment of the rerun.
     """
     if bool(command) == (prompt is not None):
         raise InvalidInput("pass either a command or a prompt")
     folder = Path(workspace) if workspace is not None else Path(tempfile.mkdtemp(prefix="treering-run-"))
+    variables = env or {}
+    kept = {name: value for name, value in variables.items() if not _is_secret(name, value)}
     given = {
         "command": list(command),
         "prompt": prompt,
         "agent": agent,
         "model": model,
-        "pass_env": list(pass_env),
+        "env": kept,
+        "pass_env": [*pass_env, *(name for name in variables if name not in kept)],
     }
     recorded = RecordedRun(
         Opened(store),
@@ -71,8 +84,7 @@ def record_command(
             run,
             given,
             folder=folder.absolute(),
-            env=env or {},
-            pass_env=pass_env,
+            env=variables,
             upstreams=upstreams,
             on_output=on_output,
         )
@@ -86,22 +98,28 @@ def run_command(
     given: Mapping[str, Any],
     *,
     folder: Path,
-    env: Mapping[str, str],
     upstreams: Mapping[str, str] | None,
-    pass_env: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
     on_output: Output | None = None,
     on_home: Callable[[str], None] | None = None,
 ) -> RunResult:
-    """Run a recorded command in a folder, with its models behind a proxy."""
+    """Run a recorded command in a folder, with its models behind a proxy. ``env`` adds to its variables."""
+    last: deque[bytes] = deque(maxlen=_LAST_LINES)
+
+    def listen(source: str, line: bytes) -> None:
+        last.append(line)
+        if on_output is not None:
+            on_output(source, line)
+
     with (
         ModelProxy(node=lambda: run, upstreams=upstreams) as proxy,
         Sandbox(
             given["agent"],
             model=given.get("model"),
             workspace=folder,
-            env={**env, **proxy.environment()},
-            pass_env=pass_env,
-            on_output=on_output,
+            env={**given.get("env", {}), **(env or {}), **proxy.environment()},
+            pass_env=given.get("pass_env", ()),
+            on_output=listen,
         ) as sandbox,
     ):
         home = str(sandbox.start().home)
@@ -114,4 +132,11 @@ def run_command(
             result = sandbox.run(given["prompt"])
         else:
             result = sandbox.execute(given["command"])
+    if result.exit_code:
+        said = SecretScrubber().scrub(b"".join(last)).decode("utf-8", "replace").strip()
+        run.note(error={"type": f"exit code {result.exit_code}", "message": said[-_MAX_SAID:]})
     return result
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return _SECRET_NAME.search(name) is not None or bool(scan_secrets(f'{name}="{value}"'))

@@ -525,9 +525,7 @@ def _moved_folders(original: RunInfo, info: RunInfo) -> dict[str, str]:
 
 
 def _as_original(encoded: bytes, moved: Mapping[str, str]) -> bytes:
-    for new in sorted(moved, key=len, reverse=True):
-        encoded = encoded.replace(new.encode(), moved[new].encode())
-    return encoded
+    return wire.replacer(moved)(encoded.decode()).encode() if moved else encoded
 
 
 def shown_request(exchange: Exchange) -> str:

@@ -39,6 +39,7 @@ from treering.replays.fixtures import (
 )
 from treering.replays.nature import Nature, merge_draws
 from treering.replays.replay import (
+    EXACT,
     Diverged,
     Divergence,
     Replay,
@@ -425,7 +426,7 @@ def record_again(
             store,
             run.id,
             test.name,
-            tolerance=_merged(test.tolerance, tolerance),
+            tolerance=test.tolerance | (tolerance or EXACT),
             entry=test.entry or (entry_name(agent) if callable(agent) else agent),
         )
         made = msgspec.structs.replace(
@@ -452,17 +453,8 @@ def _entry_of(test: RecordedTest, agent: Any) -> Any:
 
 
 def _tolerance_of(test: RecordedTest, given: Tolerance | None, entry: Any) -> Tolerance:
-    found = _merged(test.tolerance, given)
-    return _merged(found, COMMAND_TOLERANCE) if entry == COMMAND else found
-
-
-def _merged(one: Tolerance, other: Tolerance | None) -> Tolerance:
-    if other is None:
-        return one
-    return Tolerance(
-        ignore=tuple(dict.fromkeys((*one.ignore, *other.ignore))),
-        mask=tuple(dict.fromkeys((*one.mask, *other.mask))),
-    )
+    found = test.tolerance | (given or EXACT)
+    return found | COMMAND_TOLERANCE if entry == COMMAND else found
 
 
 def _moved_back(arguments: Any, moved: Mapping[str, str]) -> Any:
@@ -563,9 +555,7 @@ def _call(run: Run, entry: Any, arguments: Any, *, work: Path, session: Any) -> 
         session.moved[HOME] = home
 
     given = cast("Mapping[str, Any]", arguments)
-    return run_command(
-        run, given, folder=work, env={}, pass_env=given.get("pass_env", ()), upstreams=None, on_home=on_home
-    )
+    return run_command(run, given, folder=work, upstreams=None, on_home=on_home)
 
 
 def _other_addresses(test: RecordedTest) -> tuple[str, ...]:

@@ -71,6 +71,13 @@ class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
     ignore: tuple[str, ...] = ()
     mask: tuple[str, ...] = ()
 
+    def __or__(self, other: Tolerance) -> Tolerance:
+        """Return what may differ by either."""
+        return Tolerance(
+            ignore=tuple(dict.fromkeys((*self.ignore, *other.ignore))),
+            mask=tuple(dict.fromkeys((*self.mask, *other.mask))),
+        )
+
     def fingerprint(self, kind: str, name: str, request: Mapping[str, Any]) -> bytes:
         """Return what calls have in common that mean the same."""
         content = self.content(kind, name, request)

@@ -39,6 +39,7 @@ from treering.core.ids import new_id
 from treering.errors import InvalidInput, NotFound, TreeringError
 from treering.replays import wire
 from treering.replays.capture import (
+    COMMAND,
     START,
     Asked,
     Instrumentation,
@@ -77,8 +78,6 @@ if TYPE_CHECKING:
     from treering.store import Store
 
 Entry = Callable[..., Any] | str | Any
-COMMAND: Final = "command"
-"""The entry of a run that was a command (`treering.replays.commands`)."""
 COMMAND_TOLERANCE: Final = Tolerance(ignore=("metadata.user_id",), mask=("uuid", "timestamp", "date"))
 """What CLI agents put into their requests that is another one each time."""
 _MAX_OUTPUT: Final = 4000
@@ -295,7 +294,7 @@ def _plan(
         from_step=from_step,
         entry=_checked_entry(named),
         arguments=start.get("arguments", []) if arguments is None else arguments,
-        tolerance=COMMAND_TOLERANCE if tolerance is EXACT and named == COMMAND else tolerance,
+        tolerance=tolerance | COMMAND_TOLERANCE if named == COMMAND else tolerance,
         verify=verify,
         verify_original=None if verify is None else _verify_original(store, original, verify),
         folder=Path(tempfile.mkdtemp(prefix="treering-rerun-"))
@@ -441,8 +440,6 @@ def _run_again(
         run,
         given,
         folder=workspace,
-        env={},
-        pass_env=given.get("pass_env", ()),
         upstreams=plan.start.get("upstreams"),
         on_home=on_home,
     )

@@ -394,19 +394,25 @@ def answer_text(answer: Any) -> str:
 def replacer(moved: Mapping[str, str]) -> Callable[[str], str]:
     """Return a function that replaces the names of folders in a text.
 
-    An absolute name is replaced wherever it is a whole name, a relative one (``work``) where it begins the
-    name of something in the folder (``work/report.md``, ``./work/report.md``).
+    An absolute name is replaced wherever it is a whole name, also as Claude Code writes it in the name of a
+    folder of its own (``projects/-home-me-work``); a relative one (``work``) where it begins the name of
+    something in the folder (``work/report.md``, ``./work/report.md``).
     """
     if not moved:
         return lambda text: text
-    names = [
-        rf"{re.escape(name)}(?![\w-]|\.\w)"
-        if name.startswith("/")
-        else rf"(?<![\w./~-])(?:\./)?{re.escape(name)}(?=/)"
-        for name in sorted(moved, key=len, reverse=True)
-    ]
+    places, names = dict(moved), list[str]()
+    for name in sorted(moved, key=len, reverse=True):
+        if name.startswith("/"):
+            places[_in_one_word(name)] = _in_one_word(moved[name])
+            names.append(rf"(?:{re.escape(name)}|(?<=/){re.escape(_in_one_word(name))})(?![\w-]|\.\w)")
+        else:
+            names.append(rf"(?<![\w./~-])(?:\./)?{re.escape(name)}(?=/)")
     pattern = re.compile("|".join(names))
-    return lambda text: pattern.sub(lambda found: moved[found[0].removeprefix("./")], text)
+    return lambda text: pattern.sub(lambda found: places[found[0].removeprefix("./")], text)
+
+
+def _in_one_word(path: str) -> str:
+    return re.sub("[^a-zA-Z0-9]", "-", path)
 
 
 def translate(value: Any, replace: Callable[[str], str]) -> Any:
