@@ -18,10 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from treering.adapters.shared import Opened
 from treering.errors import InvalidInput
 from treering.replays.capture import COMMAND, START, Instrumentation, RecordedRun
 from treering.replays.proxy import ModelProxy
+from treering.sandbox.profiles import AgentProfile, find_profile
 from treering.sandbox.sandbox import RunResult, Sandbox
 from treering.secret_scan import SecretScrubber, scan_secrets
 
@@ -114,7 +117,7 @@ def run_command(
     with (
         ModelProxy(node=lambda: run, upstreams=upstreams) as proxy,
         Sandbox(
-            given["agent"],
+            _profile(given["agent"], proxy),
             model=given.get("model"),
             workspace=folder,
             env={**given.get("env", {}), **(env or {}), **proxy.environment()},
@@ -131,11 +134,24 @@ def run_command(
         if given.get("prompt") is not None:
             result = sandbox.run(given["prompt"])
         else:
-            result = sandbox.execute(given["command"])
+            result = sandbox.execute(_with_address(given["command"], given["agent"], proxy))
     if result.exit_code:
         said = SecretScrubber().scrub(b"".join(last)).decode("utf-8", "replace").strip()
         run.note(error={"type": f"exit code {result.exit_code}", "message": said[-_MAX_SAID:]})
     return result
+
+
+def _profile(name: str, proxy: ModelProxy) -> AgentProfile:
+    profile = find_profile(name)
+    return msgspec.structs.replace(profile, command=tuple(_with_address(profile.command, name, proxy)))
+
+
+def _with_address(command: Sequence[str], agent: str, proxy: ModelProxy) -> Sequence[str]:
+    """Return a command that uses the proxy; Codex does not look for its address in the environment."""
+    if agent != "codex":
+        return command
+    address = proxy.environment()["OPENAI_BASE_URL"]
+    return [command[0], "-c", f'openai_base_url="{address}"', *command[1:]]
 
 
 def _is_secret(name: str, value: str) -> bool:

@@ -11,8 +11,9 @@ the steps before it a second time.
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
@@ -21,7 +22,7 @@ from treering.core.batch import Usage
 from treering.core.encoding import encode_json
 from treering.errors import InvalidInput, NotFound
 from treering.replays import wire
-from treering.replays.capture import END, START
+from treering.replays.capture import COMMAND, END, START
 from treering.runs.exchanges import Exchange, read_exchanges
 from treering.runs.messages import Part, ReadMessage, message_text, read_message
 from treering.runs.money import from_nanos
@@ -36,6 +37,8 @@ RERUN: Final = "rerun"
 """In a rerun's metadata: of which run, from which step, as which variant."""
 TAG: Final = "rerun:"
 """A rerun has this tag, with the id of its original."""
+PROGRAM_NOISE: Final = r"(?<=Chunk ID: )\w+|(?<=Wall time: )[\d.]+(?= seconds)"
+"""What Codex writes about each command that it has run."""
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -250,10 +253,10 @@ def _describe(
     original: RunInfo,
     found: RerunInfo | None,
 ) -> Compared:
-    names = relative_names(original)
-    if names:  # compared by whole ones
+    replace = _comparable(original)
+    if replace is not None:
         recorded, exchanges = (
-            [wire.moved_exchange(each, names) for each in some] for some in (recorded, exchanges)
+            [wire.rewrite_exchange(each, replace) for each in some] for some in (recorded, exchanges)
         )
     later = [
         each for each in exchanges if (each.step >= from_step if found is None else not each.is_replayed)
@@ -510,6 +513,14 @@ def departure_of(
             here=shown_request(here),
         )
     return Departure(step=left.step, what="ended", name=left.name, original=shown_request(left), here="")
+
+
+def _comparable(original: RunInfo) -> Callable[[str], str] | None:
+    """Return what makes texts comparable: relative names are made whole, a program's noise is taken out."""
+    if original.meta.get(START, {}).get("entry") == COMMAND:
+        return lambda text: re.sub(PROGRAM_NOISE, "…", text)
+    names = relative_names(original)
+    return wire.replacer(names) if names else None
 
 
 def relative_names(original: RunInfo) -> dict[str, str]:

@@ -48,6 +48,7 @@ from treering.replays.capture import (
     state,
 )
 from treering.replays.comparison import (
+    PROGRAM_NOISE,
     RERUN,
     TAG,
     Comparison,
@@ -78,7 +79,10 @@ if TYPE_CHECKING:
     from treering.store import Store
 
 Entry = Callable[..., Any] | str | Any
-COMMAND_TOLERANCE: Final = Tolerance(ignore=("metadata.user_id",), mask=("uuid", "timestamp", "date"))
+COMMAND_TOLERANCE: Final = Tolerance(
+    ignore=("metadata.user_id", "client_metadata", "input.*.internal_chat_message_metadata_passthrough"),
+    mask=("uuid", "timestamp", "date", PROGRAM_NOISE),
+)
 """What CLI agents put into their requests that is another one each time."""
 _MAX_OUTPUT: Final = 4000
 _VERIFY_SECONDS: Final = 1800.0

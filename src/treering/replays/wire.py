@@ -462,7 +462,12 @@ def translate_answer(answer: str, replace: Callable[[str], str]) -> str:
 
 def moved_exchange(exchange: Exchange, moved: Mapping[str, str]) -> Exchange:
     """Return an exchange that names other folders."""
-    replace, answer = replacer(moved), exchange.answer
+    return rewrite_exchange(exchange, replacer(moved))
+
+
+def rewrite_exchange(exchange: Exchange, replace: Callable[[str], str]) -> Exchange:
+    """Return an exchange with each text in its request and answer replaced."""
+    answer = exchange.answer
     if isinstance(answer, str) and exchange.kind == "http":
         answer = translate_answer(answer, replace)
     else:
