@@ -61,10 +61,15 @@ elif sys.argv[2] == "term":
     print("up", flush=True)
     while True:
         signal.pause()
+elif sys.argv[2] == "term in put":
+    with store._recorder._wake_up._cond:  # held while an event is set, which `put` and `flush` do
+        os.kill(os.getpid(), signal.SIGTERM)
+    while True:
+        signal.pause()
 """
 
 
-@pytest.mark.parametrize("how", ["exit", "kill", "term"])
+@pytest.mark.parametrize("how", ["exit", "kill", "term", "term in put"])
 def test_nothing_that_was_recorded_is_lost_with_the_process(tmp_path, how):
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(tmp_path / "store"), how], stdout=subprocess.PIPE
@@ -73,7 +78,11 @@ def test_nothing_that_was_recorded_is_lost_with_the_process(tmp_path, how):
         if how == "term":
             assert child.stdout.readline() == b"up\n"
             child.terminate()
-    assert child.returncode == {"exit": 0, "kill": -signal.SIGKILL, "term": -signal.SIGTERM}[how]
+        try:
+            child.wait(60)
+        finally:
+            child.kill()
+    assert child.returncode == {"exit": 0, "kill": -signal.SIGKILL}.get(how, -signal.SIGTERM)
     with treering.open(tmp_path / "store") as store:
         assert [event.type for event in store.timeline.of_run("r").events] == ["agent.span.start", "message"]
 

@@ -16,6 +16,7 @@ whose recorders' leases have expired is known to have crashed (`treering.runs.li
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import functools
 import inspect
@@ -351,9 +352,26 @@ def _catch_sigterm() -> None:
 
 
 def _terminate(number: int, _frame: FrameType | None) -> Any:
-    _close_all()
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+    """Handle SIGTERM. What it interrupts may hold a lock of a recorder (`put`, `flush`), so a thread closes
+    the recorders, and then sends the signal again. `threading` would start it with locks of its own.
+    """
+    if number in _closed_for:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    else:
+        _thread.start_new_thread(_close_and_end, (number,))
+
+
+_closed_for: Final[set[int]] = set()
+"""The signals for which all recorders were closed."""
+
+
+def _close_and_end(number: int) -> None:
+    try:
+        _close_all()
+    finally:
+        _closed_for.add(number)
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
 def _after_fork() -> None:
