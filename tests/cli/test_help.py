@@ -164,7 +164,7 @@ def test_every_command_shows_examples_that_can_be_run(name, capsys):
 LISTS = {
     "budgets list", "checkpoints", "cost", "effects list", "growth", "keys list", "log", "ls", "memory list",
     "memory search", "memory history", "output", "performance", "replay", "runs", "alerts list",
-    "alerts rules",
+    "alerts rules", "reruns", "step",
     "schedules list", "schedules occurrences", "schedules preview", "search", "show", "snapshots",
     "state history", "state list", "tail", "threads", "timeline", "transcript",
 }  # fmt: skip
