@@ -1445,6 +1445,11 @@ class AsyncAudit:
         """Async twin of `Audit.export`."""
         return await self._bridge.call(self._audit.export, number)
 
+    async def evidence(self) -> AsyncIterator[bytes]:
+        """Async twin of `Audit.evidence`."""
+        async for each in self._bridge.iterate(self._audit.evidence):
+            yield each
+
     async def prove(self, event: str) -> Proof:
         """Async twin of `Audit.prove`."""
         return await self._bridge.call(self._audit.prove, event)

@@ -56,6 +56,9 @@ def test_a_history_is_sealed_published_and_checked(cli):
     assert cli("audit", "check", "proof.json", "--against", "last.json", "--key", "public.pem").code == 0
     Path("proof.json").write_text(Path("proof.json").read_text().replace("one", "two"))
     assert cli("audit", "check", "proof.json", "--against", "last.json").code == 5
+    Path("evidence.jsonl").write_text(cli("audit", "evidence").out)
+    done = cli("audit", "check", "evidence.jsonl", "--against", "seals", "--key", "public.pem")
+    assert (done.code, done.out) == (0, "as it was sealed; seals: 1, events erased: 0\n")
 
 
 def test_a_changed_row_is_named_and_the_exit_code_says_so(cli, tmp_path):

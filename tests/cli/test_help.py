@@ -16,6 +16,7 @@ from treering.cli.options import PANELS, split_examples
 
 NO_JSON = {
     "approvals work": "works until it is stopped",
+    "audit evidence": "prints JSON in any case",
     "audit check": "is the checker that works alone, and answers by its exit code",
     "audit key": "prints a key",
     "audit prove": "prints JSON in any case",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import cryptography
 import msgspec
 import pytest
 
@@ -195,13 +197,24 @@ def history(tmp_path) -> tuple[Store, Seal]:
         yield store, store.audit.seal()
 
 
+def compared(store: Store, seal: Seal) -> AuditReport:
+    """Verify a store, and its evidence without the store: both find the same differences from a seal."""
+    report = store.audit.verify([seal])
+    lines = [line.decode() for line in store.audit.evidence()]
+    outside = check_proof.check_evidence(lines, [seal.to_dict()], None)
+    assert {(each["kind"], each["what"]) for each in outside} == {
+        each for each in found(report) if each[0] != "seal"
+    }
+    return report
+
+
 def test_a_changed_event_is_named_although_everything_fits_again(history):
     store, seal = history
     other = forged_events(
         store,
         lambda rows: [edited(row, data=b'{"n":9}') if row.record.event.id == "b" else row for row in rows],
     )
-    report = other.audit.verify([seal])
+    report = compared(other, seal)
     assert not report.ok
     assert ("changed", "event 'b'") in found(report)
     assert {what for kind, what in found(report) if kind == "changed"} == {"event 'b'"}
@@ -210,7 +223,7 @@ def test_a_changed_event_is_named_although_everything_fits_again(history):
 def test_a_dropped_event_is_named(history):
     store, seal = history
     other = forged_events(store, lambda rows: [row for row in rows if row.record.event.id != "b-2"])
-    assert ("dropped", "event 2 of 2 of commit 'batch-b'") in found(other.audit.verify([seal]))
+    assert ("dropped", "event 2 of 2 of commit 'batch-b'") in found(compared(other, seal))
 
 
 def test_events_in_another_order_are_named(history):
@@ -226,9 +239,8 @@ def test_events_in_another_order_are_named(history):
         )
         return [first if row is one else second if row is two else row for row in rows]
 
-    assert ("reordered", "the events of commit 'batch-b'") in found(
-        forged_events(store, swap).audit.verify([seal])
-    )
+    names = found(compared(forged_events(store, swap), seal))
+    assert ("reordered", "the events of commit 'batch-b'") in names
 
 
 def test_a_dropped_and_an_inserted_commit_are_named(history):
@@ -251,7 +263,7 @@ def test_a_dropped_and_an_inserted_commit_are_named(history):
     other = treering.open("memory:")
     for part in store.engine.export(store.space):
         other.engine.load(other.space, rename(part))
-    names = found(other.audit.verify([seal]))
+    names = found(compared(other, seal))
     assert ("inserted", "commit 'batch-x'") in names
     assert ("dropped", "commit 3") in names
     assert batch_leaf("batch-b") != batch_leaf("batch-x")
@@ -274,7 +286,7 @@ def test_a_ref_that_was_replaced_with_its_leaf_is_named(history):
     other = treering.open("memory:")
     for part in store.engine.export(store.space):
         other.engine.load(other.space, forge(part))
-    assert ("changed", "ref 'ref-c'") in found(other.audit.verify([seal]))
+    assert ("changed", "ref 'ref-c'") in found(compared(other, seal))
 
 
 def test_a_rewritten_seal_is_noticed(history):
@@ -453,6 +465,66 @@ def test_a_proof_is_checked_with_the_standard_library_alone(store, tmp_path: Pat
     moved["commit"]["first_seq"] += 1
     with pytest.raises(check_proof.Wrong, match="not in seal"):
         check_proof.check_proof(moved, seal.to_dict())
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> dict[str, str]:
+    """The environment of an auditor: nothing is installed but ``cryptography``."""
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    installed = Path(cryptography.__file__).parent.parent
+    for path in (installed / "cryptography", installed / "cffi", *installed.glob("_cffi_backend*")):
+        (folder / path.name).symlink_to(path)
+    return {"PYTHONPATH": str(folder)}
+
+
+def test_a_history_is_verified_offline_with_cryptography_alone(history, tmp_path: Path, bare):
+    store, first = history
+    private, public = new_key()
+    work(store, "d")
+    second = store.audit.seal(key=private)
+    store.forget(thread="a")
+    third = store.audit.seal(key=private)
+    files = [tmp_path / f"{seal.number}.json" for seal in (first, second, third)]
+    for file, seal in zip(files, (first, second, third), strict=True):
+        file.write_bytes(seal.to_json())
+    (tmp_path / "public.pem").write_text(public)
+    evidence = list(store.audit.evidence())
+    checker = shutil.copy(check_proof.__file__, tmp_path)
+
+    def checked(lines: list[bytes], *seals: Path, key: bool = False) -> tuple[int, str]:
+        (tmp_path / "evidence.jsonl").write_bytes(b"".join(lines))
+        with_key = ["--key", tmp_path / "public.pem"] if key else []
+        arguments = [checker, tmp_path / "evidence.jsonl", "--seal", *seals, *with_key]
+        done = subprocess.run(
+            [sys.executable, "-S", *map(str, arguments)],
+            env=bare,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert not done.stderr
+        return done.returncode, done.stdout
+
+    assert checked(evidence, *files) == (0, "as it was sealed; seals: 3, events erased: 2\n")
+    assert checked(evidence, *files[1:], key=True)[0] == 0
+    assert checked(evidence, *files, key=True) == (
+        *(1, "seal: seal 1: seal 1 is not signed\n1 differences; seals: 3, events erased: 0\n"),
+    )
+    at = next(number for number, line in enumerate(evidence) if b'"id":"batch-d"' in line)
+    changed = [
+        *evidence[:at],
+        evidence[at].replace(b'\\"id\\":\\"d-2\\"', b'\\"id\\":\\"d-3\\"'),
+        *evidence[at + 1 :],
+    ]
+    assert changed != evidence
+    assert "changed: event 'd-3': it is not the event that was sealed\n" in checked(changed, *files)[1]
+    assert "dropped: commit " in checked([*evidence[:at], *evidence[at + 1 :]], *files)[1]
+    text = files[1].read_text()
+    files[1].write_text(text.replace(second.signature, first.hash * 2))
+    assert "the signature of seal 2 is not valid" in checked(evidence, *files)[1]
+    no_treering = [sys.executable, "-S", "-c", "import treering"]
+    assert subprocess.run(no_treering, env=bare, capture_output=True, check=False, cwd=tmp_path).returncode
 
 
 def test_an_event_is_proven_once_it_is_sealed(store):

@@ -147,21 +147,38 @@ def prove(
 
 
 @audit.command()
+@takes_store
+def evidence(*, place: StorePlace) -> None:
+    """Print the whole history as JSON, to check it elsewhere.
+
+    Examples:
+        treering audit evidence
+    """
+    with place.existing() as opened:
+        for line in opened.audit.evidence():
+            typer.echo(line.decode(), nl=False)
+
+
+@audit.command()
 def check(
     *,
-    proof: Annotated[Path, typer.Argument(metavar="PROOF", help="What prove printed.")],
-    against: Annotated[Path, typer.Option("--against", metavar="SEAL", help="The published seal.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What prove or evidence printed.")],
+    against: Annotated[
+        list[Path],
+        typer.Option("--against", metavar="SEAL", help="A published seal, or a folder of them; repeatable."),
+    ],
     key: PublicKeyOption = None,
 ) -> None:
-    """Check a proof against a published seal. Needs no store.
+    """Check a proof or evidence against seals, without a store.
 
     Examples:
         treering audit check proof.json --against seals/seal-00000001.json
+        treering audit check evidence.jsonl --against ./seals --key public.pem
     """
     from treering.maintenance.check_proof import main
 
     keys = [] if key is None else ["--key", str(key)]
-    raise typer.Exit(_DIFFERENT if main([str(proof), "--seal", str(against), *keys]) else 0)
+    raise typer.Exit(_DIFFERENT if main([str(file), "--seal", *map(str, _files(against)), *keys]) else 0)
 
 
 @audit.command()

@@ -21,7 +21,6 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from difflib import SequenceMatcher
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -227,6 +226,38 @@ class Audit:
                 return msgspec.structs.replace(seal, entries=tuple(map(sealed, self._sealed(seal))))
         raise NotFound(f"seal {number} not found in namespace {self._space!r}; list them with: audit list")
 
+    def evidence(self) -> Iterator[bytes]:
+        """Yield the whole history as lines of JSON, for those who have seals but neither store nor treering.
+
+        A line for each commit has its events in full with their salts, and the hashes of its other rows.
+        `treering.maintenance.check_proof` compares it with published seals.
+        """
+        yield msgspec.json.encode({"format": check_proof.EVIDENCE, "namespace": self._space}) + b"\n"
+        for commit in self._commits(0):
+            listed = _listed(commit)
+            kept = {name: listed[name] for name in ("id", "first_seq", "last_seq", "committed_at_us")}
+            hashes = {kind: listed[kind] for kind in check_proof.KINDS[1:]}
+            line = {**kept, "events": self._events_of(commit), **hashes, "refs": listed["names"]["ref"]}
+            yield msgspec.json.encode(line) + b"\n"
+
+    def _events_of(self, commit: CommitDigest) -> list[dict[str, Any]]:
+        forms: dict[int, str] = {}
+        while len(forms) < len(commit.events):
+            after = max(forms, default=-1) + commit.first_seq
+            left = len(commit.events) - len(forms)
+            page = self._engine.scan(self._space, EventQuery(), after=str(after), limit=min(left, _PAGE))
+            found = {each.seq - commit.first_seq: each.event for each in page.records}
+            if not found or max(found) > commit.last_seq - commit.first_seq:
+                raise Conflict(f"commit {commit.batch!r} was erased meanwhile; ask for the evidence again")
+            forms |= {place: event_form(event).decode() for place, event in found.items()}
+        salts = {each.at: each.salt for each in commit.events}
+        return [
+            {"salt": salts[place].hex(), "event": forms[place]}
+            if place in salts
+            else {"at": place, "erased": leaf.hex()}
+            for place, leaf in _event_leaves(commit).items()
+        ]
+
     def prove(self, event: str) -> Proof:
         """Return the evidence that an event is part of the sealed history.
 
@@ -296,7 +327,7 @@ class Audit:
             stored = list(self._sealed(seal))
             commits += seal.commits
             to_seq = max(to_seq, seal.to_seq)
-            differences = _differences(seal, stored)
+            differences = list(_differences(seal, stored))
             erased += sum(finding.kind == "erased" for finding in differences)
             findings += differences
         problems = [found for found in self._check() if isinstance(found, Problem)]
@@ -517,26 +548,29 @@ def _of_seal(number: int, detail: str) -> Finding:
     return Finding(kind="seal", what=f"seal {number}", detail=detail)
 
 
-def _differences(seal: Seal, stored: Sequence[CommitDigest]) -> list[Finding]:
-    """Return what differs between a seal and the commits that are stored, and which rows were erased."""
-    now = list(map(sealed, stored))
-    if root_of(now).hex() == seal.root:
-        return list(_erasures(stored))
-    if seal.entries is None:
-        return [*_without_entries(seal, stored), *_erasures(stored)]
-    return [*_compared(seal, seal.entries, stored, now), *_erasures(stored)]
+def _differences(seal: Seal, stored: Sequence[CommitDigest]) -> Iterator[Finding]:
+    """Yield what differs between a seal and the commits that are stored, and which rows were erased."""
+    now = list(map(_listed, stored))
+    for found in check_proof.differences(seal.to_dict(), now):
+        if found["kind"] == "seal":  # it does not list its commits
+            yield from _undigested(stored)
+        yield msgspec.convert(found, Finding)
 
 
-def _erasures(stored: Iterable[CommitDigest]) -> Iterator[Finding]:
-    for commit in stored:
-        present = {each.at for each in commit.events}
-        for place in commit.leaves.erased:
-            if place not in present:
-                detail = "its row was erased; the hash that the commit keeps of it is in the seal"
-                yield Finding(kind="erased", what=f"event {commit.first_seq + place}", detail=detail)
+def _listed(commit: CommitDigest) -> dict[str, Any]:
+    """Return a commit as a seal lists it, with the names of its rows (see `check_proof.differences`)."""
+    leaves = _event_leaves(commit)
+    ids = {each.at: each.id for each in commit.events}
+    refs = commit.refs if len(commit.refs) == len(commit.leaves.refs) else ()
+    return {
+        **msgspec.to_builtins(sealed(commit)),
+        "id": commit.batch,
+        "names": {"event": [ids.get(place) for place in leaves], "ref": refs},
+        "erased": [place for place in commit.leaves.erased if place not in ids],
+    }
 
 
-def _without_entries(seal: Seal, stored: Sequence[CommitDigest]) -> Iterator[Finding]:
+def _undigested(stored: Iterable[CommitDigest]) -> Iterator[Finding]:
     for commit in stored:
         try:
             _check_digest(commit)
@@ -544,71 +578,6 @@ def _without_entries(seal: Seal, stored: Sequence[CommitDigest]) -> Iterator[Fin
             yield Finding(
                 kind="changed", what=f"commit {commit.batch!r}", detail="its rows do not have its digest"
             )
-    detail = (
-        f"the commits numbered {seal.after_seq + 1} to {seal.to_seq} are not those that were sealed; "
-        "check against the published seal, which lists them, to learn which rows differ"
-    )
-    yield _of_seal(seal.number, detail)
-
-
-def _compared(
-    seal: Seal, entries: Sequence[SealedCommit], stored: Sequence[CommitDigest], now: Sequence[SealedCommit]
-) -> Iterator[Finding]:
-    there = {entry.batch: (commit, entry) for commit, entry in zip(stored, now, strict=True)}
-    for entry in entries:
-        found = there.pop(entry.batch, None)
-        numbers = f"numbered {entry.first_seq} to {entry.last_seq}"
-        if found is None:
-            detail = f"the commit {numbers}, with {len(entry.event)} events, is missing"
-            yield Finding(kind="dropped", what=f"commit {entry.first_seq}", detail=detail)
-            continue
-        commit, current = found
-        what = f"commit {commit.batch!r}"
-        if (commit.first_seq, commit.last_seq) != (entry.first_seq, entry.last_seq):
-            detail = f"it was {numbers}, and is now numbered {commit.first_seq} to {commit.last_seq}"
-            yield Finding(kind="reordered", what=what, detail=detail)
-        elif commit.committed_at_us != entry.committed_at_us:
-            detail = f"it was committed at {entry.committed_at_us}, not at {commit.committed_at_us}"
-            yield Finding(kind="changed", what=what, detail=detail)
-        for kind in check_proof.KINDS:
-            yield from _rows_compared(kind, getattr(entry, kind), getattr(current, kind), commit)
-    for commit, _ in there.values():
-        detail = f"seal {seal.number} does not have it: it was written later, among older ones"
-        yield Finding(kind="inserted", what=f"commit {commit.batch!r}", detail=detail)
-
-
-def _rows_compared(
-    kind: str, before: Sequence[str], now: Sequence[str], commit: CommitDigest
-) -> Iterator[Finding]:
-    if before == now:
-        return
-    if sorted(before) == sorted(now):
-        what = f"the {kind}s of commit {commit.batch!r}"
-        yield Finding(kind="reordered", what=what, detail="they are in another order than they were sealed")
-        return
-    steps = SequenceMatcher(None, before, now, autojunk=False).get_opcodes()
-    for _, start, stop, new_start, new_stop in (step for step in steps if step[0] != "equal"):
-        both = min(stop - start, new_stop - new_start)
-        for at in range(both):
-            what = _row_name(kind, new_start + at, commit)
-            yield Finding(kind="changed", what=what, detail=f"it is not the {kind} that was sealed")
-        for at in range(start + both, stop):
-            what = f"{kind} {at + 1} of {len(before)} of commit {commit.batch!r}"
-            yield Finding(kind="dropped", what=what, detail="it was sealed, and is missing")
-        for at in range(new_start + both, new_stop):
-            what = _row_name(kind, at, commit)
-            yield Finding(kind="inserted", what=what, detail="it was not sealed with its commit")
-
-
-def _row_name(kind: str, at: int, commit: CommitDigest) -> str:
-    if kind == "event":
-        places = list(_event_leaves(commit))
-        for each in commit.events:
-            if each.at == places[at]:
-                return f"event {each.id!r}"
-    if kind == "ref" and len(commit.refs) == len(commit.leaves.refs):
-        return f"ref {commit.refs[at]!r}"
-    return f"{kind} {at + 1} of commit {commit.batch!r}"
 
 
 WEBHOOK: Final = "webhook:"
