@@ -1,179 +1,278 @@
 """Payments and files of an agent that is killed again and again, on each kind of store.
 
-Each run has a thread of its own and is carried on by new processes until it is done: each is killed with
-SIGKILL at a failpoint or at a random moment, and some go on with the same thread at the same time. The
-payment service and the file say what really happened, and so answer for the person who is asked.
+Each run has a thread of its own and is carried on by new processes until it is done. The first of them is
+killed, and later ones may be: with SIGKILL, at a failpoint or at a random moment; some go on with the same
+thread at the same time. The payment service and the file say what really happened, and so answer for the
+person who is asked; what the store has acknowledged is noted by the processes themselves.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import itertools
+import json
 import random
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import pytest
 
 import treering
-from tests.faults.payer import PaymentService, work
+from tests.faults.payer import BUSY, Generation, Life, PaymentService
 from tests.server.running import running
+from treering.effects.effects import Effect
 from treering.server.settings import Settings
 
-FAILPOINTS = (
-    "effect.started",
-    "effect.called",
-    "effect.ended",
-    "commit.begin",
-    "commit.before_commit",
-    "commit.after_commit",
-    "flush.before_commit",
-)
-SECONDS = 120.0
-ROUNDS = 60
-"""More lives than any run needs: the later ones are not killed."""
+OF_EFFECTS = {"effect.started": 6, "effect.called": 6, "effect.ended": 6}
+OF_COMMITS = {"commit.begin": 17, "commit.before_commit": 17, "commit.after_commit": 17}
+FAILPOINTS = {
+    "sqlite": {**OF_EFFECTS, **OF_COMMITS, "flush.before_commit": 1},
+    "postgres": {**OF_EFFECTS, **OF_COMMITS},
+    "gateway": {**OF_EFFECTS, "remote.sending": 17, "remote.answered": 17},
+}
+"""Where processes die, and how often one that is not killed passes there (or more often)."""
+CALLS = 6
+ROUNDS = 40
+"""More generations than any run needs: the later ones are not killed."""
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres), "gateway"])
-def url(request, tmp_path):
+def killer(request, tmp_path):
     if request.param == "postgres":
-        yield request.getfixturevalue("postgres_url")
+        yield Killer("postgres", request.getfixturevalue("postgres_url"), tmp_path)
     elif request.param == "sqlite":
-        yield str(tmp_path / "store")
+        yield Killer("sqlite", str(tmp_path / "store"), tmp_path)
     else:
         opened = treering.open(tmp_path / "store", durability="fast")
         with running(opened, Settings(calls_per_second=1e6)) as served:
-            yield served
+            yield Killer("gateway", served, tmp_path)
 
 
-def test_killed_agents_pay_once(url, tmp_path):
-    counts = Killer(url, tmp_path).runs(4, seed=8)
-    assert counts["kills"] > 0
+def test_killed_agents_pay_once(killer):
+    counts = killer.runs(6, seed=8, lanes=2)
+    assert counts["killed runs"] >= 6
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_a_thousand_killed_agents_pay_once(url, tmp_path):
-    counts = Killer(url, tmp_path).runs(334, seed=1000)
-    print(dict(counts))
-    assert counts["kills"] > 334
-    assert counts["unknown"] > 0
+def test_a_thousand_killed_agents_pay_once(killer):
+    counts = killer.runs(1000, seed=1000, lanes=6)
+    print("\n" + json.dumps({killer.kind: dict(sorted(counts.items()))}, indent=1))
+    assert counts["killed runs"] >= 1000
+    assert counts["unknown"] > 100
+    assert counts["kills at random"] > 100
+    assert all(counts[f"kills at {name}"] > 20 for name in FAILPOINTS[killer.kind])
 
 
 class Killer:
     """Runs agents, kills their processes, and compares the store with what really happened."""
 
-    def __init__(self, url: str, folder: Path) -> None:
+    def __init__(self, kind: str, url: str, folder: Path) -> None:
+        self.kind = kind
         self.url = url
         self.folder = folder
-        self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["tests.faults.payer"])
         self.counts: Counter[str] = Counter()
+        self.seconds = 0.3
+        """About how long a process lives that nobody kills."""
+        self._lock = threading.Lock()
 
-    def runs(self, count: int, *, seed: int) -> Counter[str]:
-        chance = random.Random(seed)
+    def runs(self, count: int, *, seed: int, lanes: int) -> Counter[str]:
+        """Carry threads to their ends, some at once, until so many were killed on their way."""
+        numbers = itertools.count()
         self.service = PaymentService()
         try:
-            with treering.open(self.url, durability="fast") as store:
-                for number in range(count):
-                    self._run(store, f"{seed}-{number}", number, chance)
+            with treering.open(self.url, durability="fast") as store, ThreadPoolExecutor(lanes) as pool:
+                for ended in [pool.submit(self._lane, store, seed, numbers, count) for _ in range(lanes)]:
+                    ended.result()
                 assert store.verify().problems == ()
         finally:
             self.service.shutdown()
             self.service.server_close()
-        self.counts["runs"] = count
         return self.counts
 
-    def _run(self, store: treering.Store, thread: str, number: int, chance: random.Random) -> None:
-        """Carry one thread to its end."""
-        self.file = self.folder / f"{thread}.txt"
-        store.thread(thread).append({"role": "user", "content": "Pay the bills"})
-        for life in range(ROUNDS):
-            is_last = life >= ROUNDS // 2
-            together = 1 if is_last or chance.random() < 0.6 else 2
-            how = None
-            if not is_last and chance.random() < 0.5:
-                name = FAILPOINTS[(number + life) % len(FAILPOINTS)]
-                how = f"{name}=kill:{chance.randint(1, 6)}"
-            after = (
-                chance.uniform(0.0, 0.25) if how is None and not is_last and chance.random() < 0.7 else None
-            )
-            self._live(thread, together, how, after)
-            self._check(store, thread)
-            self._answer(store, thread)
-            if self._is_done(store, thread):
+    def _lane(self, store: treering.Store, seed: int, numbers: Iterator[int], count: int) -> None:
+        nursery = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.payer"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with nursery:  # which closes its input at the end
+            while self.counts["killed runs"] < count:
+                number = next(numbers)
+                Run(self, store, nursery, f"{seed}-{number}", number).carry_on()
+            assert nursery.stdin is not None
+            nursery.stdin.close()
+            assert nursery.wait(60) == 0
+
+    def count(self, **found: int) -> None:
+        """Add to the counts, whose names have spaces for underscores."""
+        with self._lock:
+            self.counts.update({name.replace("_", " "): number for name, number in found.items()})
+
+    def count_kill(self, place: str) -> None:
+        with self._lock:
+            self.counts[f"kills at {place}"] += 1
+            self.counts["kills"] += 1
+
+
+class Run:
+    """One thread, from its first process to its last."""
+
+    def __init__(
+        self, killer: Killer, store: treering.Store, nursery: subprocess.Popen[str], thread: str, number: int
+    ) -> None:
+        self.killer = killer
+        self.store = store
+        self.nursery = nursery
+        self.thread = thread
+        self.number = number
+        self.chance = random.Random(f"{thread} {killer.kind}")
+        self.file = killer.folder / f"{thread}.txt"
+        self.acknowledged = killer.folder / f"{thread}.acknowledged"
+        self.kills = 0
+        self.known: set[str] = set()
+
+    def carry_on(self) -> None:
+        self.store.thread(self.thread).append({"role": "user", "content": "Pay the bills"})
+        for generation in range(ROUNDS):
+            self._live(generation)
+            self._check()
+            self._answer()
+            if self._is_done():
                 break
         else:
-            pytest.fail(f"thread {thread} was not done after {ROUNDS} lives")
-        self._check_end(store, thread)
+            pytest.fail(f"thread {self.thread} was not done after {ROUNDS} generations of processes")
+        self._check_end()
+        self.killer.count(runs=1, killed_runs=self.kills > 0)
 
-    def _live(self, thread: str, together: int, failpoint: str | None, after: float | None) -> None:
+    def _live(self, generation: int) -> None:
         """Start one or two processes, kill them (or not), and wait until they are gone."""
-        arguments = (self.url, thread, self.service.url, str(self.file), failpoint)
-        lives: list[Any] = [self.context.Process(target=work, args=arguments) for _ in range(together)]
-        for each in lives:
-            each.start()
-        if after is not None:
-            time.sleep(after)
-            for each in lives:
-                each.kill()
-        for each in lives:
-            each.join(SECONDS)
-            assert each.exitcode in (0, 3, -signal.SIGKILL), each.exitcode
-            self.counts["kills"] += each.exitcode == -signal.SIGKILL
-        self.counts["at_failpoints"] += sum(each.exitcode == -9 for each in lives) if failpoint else 0
-        self.counts["two_at_once"] += together == 2
-        self.counts["processes"] += together
+        places = FAILPOINTS[self.killer.kind]
+        is_last = generation >= ROUNDS // 2
+        together = 1 if is_last or not generation or self.chance.random() < 0.6 else 2
+        lives: list[Life] = []
+        for _ in range(together):
+            failpoint = None
+            if not is_last and (not self.kills or self.chance.random() < 0.5):
+                name = list(places)[(self.number + generation) % len(places)]
+                failpoint = f"{name}=kill:{self.chance.randint(1, places[name])}"
+            lives.append(self._life(failpoint))
+        after = None
+        if not is_last and all(each.failpoint is None for each in lives) and self.chance.random() < 0.7:
+            after = self.chance.uniform(0.0, 1.2 * self.killer.seconds)
+        began = time.monotonic()
+        statuses = self._tell(Generation(lives, after))
+        self.killer.count(processes=together, two_at_once=together == 2)
+        for life, status in zip(lives, statuses, strict=True):
+            assert status in (0, BUSY, -signal.SIGKILL), f"{life} ended with {status}"
+            if status == -signal.SIGKILL:
+                self.kills += 1
+                self.killer.count_kill(life.failpoint.partition("=")[0] if life.failpoint else "random")
+        if together == 1 and statuses == [0]:
+            seconds = min(1.0, time.monotonic() - began)
+            self.killer.seconds += (seconds - self.killer.seconds) / 20
 
-    def _check(self, store: treering.Store, thread: str) -> None:
+    def _life(self, failpoint: str | None) -> Life:
+        return Life(
+            url=self.killer.url,
+            thread=self.thread,
+            service=self.killer.service.url,
+            file=str(self.file),
+            acknowledged=str(self.acknowledged),
+            failpoint=failpoint,
+            record=self.number % 2 == 0 and "flush" not in (failpoint or ""),
+        )
+
+    def _tell(self, generation: Generation) -> list[int]:
+        assert self.nursery.stdin is not None
+        assert self.nursery.stdout is not None
+        self.nursery.stdin.write(msgspec.json.encode(generation).decode() + "\n")
+        self.nursery.stdin.flush()
+        return json.loads(self.nursery.stdout.readline())
+
+    def _check(self) -> None:
         """No process is alive: what happened is in the store, and what nobody knows is reported."""
-        effects = list(store.effects.list(thread_id=thread))
-        by_order = {next(iter(each.arguments.values())): each for each in effects}
+        effects = list(self.store.effects.list(thread_id=self.thread))
+        by_order = {_order(each): each for each in effects}
         assert len(by_order) == len(effects), "a call has two effects"
-        happened = self._happened(thread)
+        assert self.known <= {each.id for each in effects}, "an effect was lost"
+        self.known |= {each.id for each in effects}
+        happened = self._happened()
         assert set(happened) <= set(by_order), "something happened without an intent"
         assert max(happened.values(), default=0) <= 1, happened
         left = {each.id for each in effects if each.status in ("started", "unknown") and not each.takes_key}
-        reported = {each.id for each in store.effects.unknown(thread_id=thread)}
+        reported = {each.id for each in self.store.effects.unknown(thread_id=self.thread)}
         assert reported == left, "an effect that nobody knows is not reported"
         for order, effect in by_order.items():
             if effect.status == "done":
                 assert happened[order] == 1, f"{order} is done and did not happen"
             elif effect.status == "planned":
                 assert order not in happened, f"{order} happened and is only planned"
+        acknowledged = self._acknowledged()
+        for kind, order in acknowledged:
+            assert order in by_order, f"the intent of {order} was acknowledged and is lost"
+            if kind == "tool_result":
+                assert by_order[order].status == "done", (
+                    f"the outcome of {order} was acknowledged and is lost"
+                )
+        self.killer.count(
+            checks=1,
+            acknowledged_intents_checked=sum(kind == "tool_call" for kind, _ in acknowledged),
+            acknowledged_outcomes_checked=sum(kind == "tool_result" for kind, _ in acknowledged),
+        )
 
-    def _answer(self, store: treering.Store, thread: str) -> None:
+    def _answer(self) -> None:
         """Answer for a person who looks into the ledger."""
-        for effect in store.effects.unknown(thread_id=thread):
-            self.counts["unknown"] += 1
-            order = next(iter(effect.arguments.values()))
-            if order in self._happened(thread):
-                store.effects.resolve(effect.id, happened=True, result=f"found {order}", by="ledger")
+        for effect in self.store.effects.unknown(thread_id=self.thread):
+            order = _order(effect)
+            happened = order in self._happened()
+            self.killer.count(unknown=1, unknown_that_had_happened=happened)
+            if happened:
+                self.store.effects.resolve(effect.id, happened=True, result=f"found {order}", by="ledger")
             else:
-                store.effects.retry(effect.id, by="ledger")
+                self.store.effects.retry(effect.id, by="ledger")
 
-    def _happened(self, thread: str) -> Counter[str]:
-        with self.service._lock:
-            found = Counter(order for order, _ in self.service.payments if order.startswith(f"{thread}/"))
+    def _acknowledged(self) -> set[tuple[str, str]]:
+        """Return what processes were told is durable: intents (before the call) and outcomes."""
+        if not self.acknowledged.exists():
+            return set()
+        lines = self.acknowledged.read_text(encoding="utf-8").splitlines()
+        return {(kind, order) for kind, _, order in (line.partition(" ") for line in lines)}
+
+    def _happened(self) -> Counter[str]:
+        found = self.killer.service.paid_of(f"{self.thread}/")
         if self.file.exists():
             found.update(self.file.read_text(encoding="utf-8").split())
         return found
 
-    def _is_done(self, store: treering.Store, thread: str) -> bool:
-        head = store.thread(thread).head
+    def _is_done(self) -> bool:
+        head = self.store.thread(self.thread).head
         return head is not None and head.metadata.get("status") == "done"
 
-    def _check_end(self, store: treering.Store, thread: str) -> None:
-        happened = self._happened(thread)
+    def _check_end(self) -> None:
+        happened = self._happened()
         assert set(happened.values()) == {1}
-        assert len(happened) == 6
-        effects = list(store.effects.list(thread_id=thread))
-        assert [each.status for each in effects] == ["done"] * 6
-        messages = store.thread(thread).load().messages
+        assert len(happened) == CALLS
+        effects = list(self.store.effects.list(thread_id=self.thread))
+        assert [each.status for each in effects] == ["done"] * CALLS
+        messages = self.store.thread(self.thread).load().messages
         assert [each["role"] for each in messages] == [
             "user", "assistant", "tool", "tool", "tool", "assistant", "tool", "tool", "tool", "assistant",
         ]  # fmt: skip
-        self.counts["effects"] += len(effects)
-        self.counts["attempts"] += sum(each.attempt for each in effects)
+        self.killer.count(effects=len(effects), attempts=sum(each.attempt for each in effects))
+        self.killer.count(requests_repeated_with_key=self.killer.service.repeated_of(f"{self.thread}/"))
+
+
+def _order(effect: Effect) -> str:
+    (order,) = effect.arguments.values()
+    return order

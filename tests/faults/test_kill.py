@@ -66,6 +66,8 @@ ELSEWHERE = {
     "prune.copied",
     "prune.deleted",
     "prune.dropped",
+    "remote.answered",
+    "remote.sending",
     "restore.file_placed",
     "restore.file_written",
     "restore.staged",

@@ -24,6 +24,7 @@ import msgspec
 from treering.core.batch import Batch, Receipt, validate_batch
 from treering.core.content import Address, Content
 from treering.core.engine import Caps
+from treering.core.failpoints import declare, hit
 from treering.core.ids import check_id, check_space
 from treering.core.query import Erasure, EventQuery, ListQuery, SearchQuery, SumQuery, check_limit
 from treering.core.records import (
@@ -50,6 +51,8 @@ from treering.errors import Closed, InvalidInput, MissingObjects, TooLarge, Tree
 
 GROUP_BATCHES: Final = 256
 
+SENDING: Final = declare("remote.sending", "batches are ready to be sent to a server, nothing was sent")
+ANSWERED: Final = declare("remote.answered", "a server has committed batches, no caller has its receipt")
 
 Outcome = Receipt | Exception
 Send = Callable[[str, list[bytes]], list[Outcome]]
@@ -494,9 +497,11 @@ class RemoteEngine:
                 protocol.MESSAGE, _encoder.encode({"batches": [msgspec.Raw(data) for data in batches]})
             )
         ]
+        hit(SENDING)
         outcomes: tuple[protocol.Committed | protocol.Failure, ...] = self._send(
             "commit", space, body, lambda messages: _one("commit", messages)
         )
+        hit(ANSWERED)
         return [
             each.receipt if isinstance(each, protocol.Committed) else error_from_failure(each)
             for each in outcomes
