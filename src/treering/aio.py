@@ -608,6 +608,10 @@ class AsyncThread:
             else AsyncCheckpoint(found, self._bridge)
         )
 
+    async def cancel_question(self, *, by: str | None = None, reason: str | None = None) -> bool:
+        """Async twin of `Thread.cancel_question`."""
+        return await self._bridge.call(self._thread.cancel_question, by=by, reason=reason)
+
     async def asked(self) -> Asked | None:
         """Async twin of `Thread.asked`."""
         return await self._bridge.call(self._thread.asked)
@@ -1749,6 +1753,10 @@ class AsyncEffects:
         """Async twin of `Effects.abandon`."""
         return await self._bridge.call(self._effects.abandon, effect_id, by=by, note=note)
 
+    async def abandon_planned(self, runs: Sequence[RunInfo], *, by: str | None = None) -> None:
+        """Async twin of `Effects.abandon_planned`."""
+        await self._bridge.call(self._effects.abandon_planned, runs, by=by)
+
     def __repr__(self) -> str:
         return async_repr(self._effects)
 
@@ -1836,6 +1844,12 @@ class AsyncApprovals:
         return await self._bridge.call(
             self._approvals.answer, approval, decision, by=by, reason=reason, value=value, revision=revision
         )
+
+    async def cancel(
+        self, runs: Sequence[RunInfo], *, by: str | None = None, reason: str | None = None
+    ) -> list[Approval]:
+        """Async twin of `Approvals.cancel`."""
+        return await self._bridge.call(self._approvals.cancel, runs, by=by, reason=reason)
 
     async def wait(self, approval: str, *, seconds: float | None = None) -> Approval:
         """Async twin of `Approvals.wait`."""

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from treering.runs.otlp.ingest import Ingest
     from treering.runs.performance import Performance
     from treering.runs.recorder import RecordDecorator, Recorder
-    from treering.runs.run import Run
+    from treering.runs.run import Run, RunInfo
     from treering.runs.timeline import Timeline
     from treering.schedules.schedules import Schedules
     from treering.state.state import State
@@ -380,7 +380,11 @@ class Store:
         """The recorded runs and their status."""
         from treering.runs.listing import Runs
 
-        return Runs(self._engine, self._space, clock=self._clock)
+        def close(runs: Sequence[RunInfo], by: str | None, reason: str | None) -> None:
+            self.effects.abandon_planned(runs, by=by)
+            self.approvals.cancel(runs, by=by, reason=reason)
+
+        return Runs(self._engine, self._space, clock=self._clock, on_cancel=close)
 
     @property
     def timeline(self) -> Timeline:
@@ -555,6 +559,7 @@ class Store:
         """Erase a thread (of a namespace, if given), a whole namespace or one scope, permanently.
 
         That includes the lines in files that threads were also written to (transcripts, session logs).
+        The threads and runs of a thread's sub-agents are erased with it, and so are the questions about it.
         Content that others share, and files that this process may not touch, stay and are listed in the
         receipt. Backups and copies are separate stores: forget there as well.
 
@@ -562,21 +567,30 @@ class Store:
             Conflict: Forks depend on it; ``cascade=True`` erases them too.
             NotFound: Nothing is stored under that name.
         """
+        from msgspec import structs
+
         from treering.maintenance.forget import forget, selection
+        from treering.runs.tree import Below, below_thread
         from treering.threads.line_files import erase_with_files
 
         chosen = selection(thread=thread, namespace=namespace, scope=scope)
+        below = Below(scopes=(), elsewhere={})
+        if thread is not None:
+            self.flush()
+            below = below_thread(self._engine, self._space, thread, namespace or "")
         self.workspace.clear_stat_cache()
         if self._vectors is not None:
             self._vectors.clear()
-        return forget(
+        forgotten = forget(
             self._engine,
             self._space,
             chosen,
             cascade=cascade,
             clock=self._clock,
             erase=lambda plan: erase_with_files(self._engine, self._space, plan, threads=plan.scopes),
+            below=below.scopes,
         )
+        return structs.replace(forgotten, kept={**forgotten.kept, **below.elsewhere})
 
     def reindex(self) -> None:
         """Rebuild derived data: roll-ups and the search index."""

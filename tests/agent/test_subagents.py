@@ -12,10 +12,12 @@ import msgspec
 import pytest
 
 import treering
-from treering.agent import create_agent, tool
+from treering.agent import create_agent, loop, tool
 from treering.agent.agent import Agent
+from treering.approvals import AlreadyAnswered
+from treering.approvals.approvals import Approvals
 from treering.core.encoding import encode_json
-from treering.effects import EffectRunning, Effects
+from treering.effects import Attempt, EffectRunning, Effects, Intent
 from treering.errors import InvalidInput, NotFound
 from treering.runs.tree import RunCancelled
 
@@ -227,14 +229,132 @@ def test_cancelling_only_the_sub_agent_is_its_answer(store) -> None:
     assert "SubAgentStopped: it was" in office.boss.generate(thread_id="b", prompt="Find file 7").text
 
 
-def test_a_run_that_waits_is_cancelled_at_once(store) -> None:
+def test_a_run_that_waits_is_cancelled_at_once_and_its_question_is_closed(store) -> None:
     office = Office(store, needs_approval=True)
     waiting = office.boss.generate(thread_id="b", prompt="Find file 7")
+    office.boss.generate(thread_id="other", prompt="Find file 7")
+    mine, other = store.approvals.list()
     store.flush()
-    assert {each.status for each in store.runs.cancel(waiting.run_id)} == {"cancelled"}
+    done = store.runs.cancel(waiting.run_id, by="ann", reason="wrong file")
+    assert {each.status for each in done} == {"cancelled"}
     assert store.runs.cancel(waiting.run_id) == []
+    closed = store.approvals.get(mine.id)
+    assert (closed.status, closed.decided_by, closed.reason) == ("cancelled", ("ann",), "wrong file")
+    assert [each.id for each in store.approvals.list()] == [other.id]
+    assert [each.id for each in store.approvals.list(status="closed")] == [mine.id]
+    assert store.thread(mine.thread_id).head.pending_interrupt is None
+    with pytest.raises(AlreadyAnswered, match="cancelled by ann"):
+        store.approvals.answer(mine.id, "approve", by="bob")
+    with pytest.raises(RunCancelled):
+        office.boss.generate(thread_id="b")
+    assert office.lookups == []
+    office.boss.generate(thread_id="b", prompt="Find it again")
     with pytest.raises(NotFound, match="run 'x' not found"):
         store.runs.cancel("x")
+
+
+def test_a_question_of_a_cancelled_run_that_nobody_could_close_is_closed_by_the_server(
+    store, monkeypatch
+) -> None:
+    office = Office(store, needs_approval=True)
+    waiting = office.clerk.generate(thread_id="c", prompt="Where?")
+    request = store.approvals.request("pay", {"sum": 1}, run_id=waiting.run_id)
+    store.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr(Approvals, "cancel", lambda *_, **__: [])  # as if its process had died there
+        store.runs.cancel(waiting.run_id, by="ann")
+    assert len(list(store.approvals.list())) == 2
+    examined = store.approvals.examine()
+    assert (examined.open, examined.asked) == (0, ())  # and no alert
+    assert list(store.approvals.list()) == []
+    assert request.wait(seconds=0).status == "cancelled"
+
+
+def test_a_run_that_starts_below_a_cancelled_one_is_cancelled_too(store) -> None:
+    with store.run("boss") as boss:
+        store.flush()
+        store.runs.cancel(boss.id)
+        with store.run("clerk") as clerk, store.run("assistant") as assistant:
+            store.flush()
+            assert store.runs.is_cancelled(assistant.id)
+        with store.run("other", parent="nobody") as other:
+            store.flush()
+            assert not store.runs.is_cancelled(other.id)
+    assert clerk.info.parent == boss.id
+
+
+def test_no_effect_of_a_cancelled_run_begins(store) -> None:
+    with store.run("payer") as run:
+        store.flush()
+        begun = store.effects.open(Intent(id="a", tool="pay", arguments={}, run_id=run.id))
+        store.effects.plan(Intent(id="b", tool="pay", arguments={}, run_id=run.id))
+        store.runs.cancel(run.id, by="ann")
+        with begun:
+            assert begun.finish("paid").status == "done"  # it has happened
+        given_up = store.effects.get("b")
+        assert (given_up.status, given_up.decided_by) == ("abandoned", "ann")
+        with pytest.raises(RunCancelled, match="is not made any more"):
+            store.effects.open(Intent(id="c", tool="pay", arguments={}, run_id=run.id))
+    assert store.effects.get("c").attempt == 0
+
+
+def test_a_cancelled_stream_stops_in_the_middle_and_keeps_what_was_said(store, monkeypatch) -> None:
+    monkeypatch.setattr(loop, "LOOK_SECONDS", 0.0)
+
+    def model(_messages: Any, _tools: Any) -> Any:
+        yield "Once "
+        store.flush()
+        (run,) = store.runs.each()
+        store.runs.cancel(run.id)
+        yield "upon "
+        yield "a time"
+
+    agent = create_agent(model=model, checkpointer=store)
+    with pytest.raises(RunCancelled):
+        agent.generate(thread_id="t", prompt="Tell me a story")
+    assert store.thread("t").partial().text == "Once upon "
+    store.flush()
+    assert [each.status for each in store.runs.each()] == ["cancelled"]
+
+
+@pytest.mark.parametrize(
+    "dies, told, status",
+    [
+        ("in the call", "nobody knows whether this call was made", "unknown"),
+        ("after it", "paid", "done"),
+    ],
+)
+def test_a_cancelled_run_is_not_told_that_a_call_was_not_made_which_may_have_been(
+    store, monkeypatch, dies, told, status
+) -> None:
+    lives = iter([KeyboardInterrupt])
+
+    def pay() -> str:
+        if dies == "in the call" and next(lives, None):
+            raise KeyboardInterrupt
+        return "paid"
+
+    def model(messages: Any, _tools: Any) -> Any:
+        return calling("pay") if messages[-1]["role"] == "user" and len(messages) == 1 else "ok"
+
+    agent = create_agent(model=model, tools=[pay], checkpointer=store)
+    if dies == "after it":
+        finish = Attempt.finish
+
+        def finish_and_die(*args: Any, **kwargs: Any) -> Any:
+            finish(*args, **kwargs)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Attempt, "finish", finish_and_die)
+    with pytest.raises(KeyboardInterrupt):
+        agent.generate(thread_id="t", prompt="Pay")
+    store.flush()
+    (run,) = store.runs.each()
+    store.runs.cancel(run.id)
+    agent.generate(thread_id="t", prompt="What happened?")
+    (result,) = [each for each in store.thread("t").load().messages if each["role"] == "tool"]
+    assert result["content"].startswith(told)
+    assert [each.status for each in store.effects.list()] == [status]
 
 
 def test_a_second_process_neither_repeats_nor_answers_a_call_that_is_being_made(store, monkeypatch) -> None:
@@ -317,3 +437,39 @@ def test_the_tree_is_shown_and_cancelled_on_the_command_line_and_over_rest(tmp_p
     with pytest.raises(SystemExit):
         main(["cancel", run, *place])
     assert capsys.readouterr().out == "nothing to cancel: the run has ended\n"
+
+
+CANARY = "canary 4711"
+
+
+def test_forgetting_a_thread_forgets_its_tree(tmp_path) -> None:
+    with treering.open(tmp_path / "store") as store:
+        office = Office(store, needs_approval=True)
+        office.boss.generate(thread_id="b", prompt=CANARY)
+        (child,) = children(store)
+        store.approvals.answer(next(store.approvals.list()).id, "edit", value={"what": CANARY}, by="ann")
+        office.boss.generate(thread_id="b")
+        store.approvals.request("pay", {"what": CANARY}, thread_id="b")
+        with store.run("boss", thread="b"), store.run("helper") as helper:
+            helper.message("user", CANARY)
+            with store.run("other", thread="o") as other:
+                other.message("user", "a life of its own")
+        store.flush()
+        receipt = store.forget(thread="b")
+        assert receipt.below == 3  # the clerk's thread, the question's, and the helper's run
+        assert list(receipt.kept) == ["thread o"]
+        assert store.thread(child).head is None
+        assert [each.agent for each in store.runs.each()] == ["other"]
+        assert list(store.approvals.list(status=None)) == []
+    found = [path for path in tmp_path.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()]
+    assert found == []
+
+
+def test_deleting_a_thread_deletes_that_of_its_sub_agent(store) -> None:
+    office = Office(store)
+    office.boss.generate(thread_id="b", prompt="Find file 7")
+    office.boss.generate(thread_id="b/c", prompt="Find file 7")
+    store.flush()
+    store.thread("b").delete()
+    assert sorted(each.id for each in store.threads()) == ["b/c", *children(store)]
+    assert len(children(store)) == 1

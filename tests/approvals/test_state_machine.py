@@ -106,15 +106,15 @@ class Inbox(RuleBasedStateMachine):
     def _at_deadline(self, known) -> str | None:
         then, age = known["policy"].then, self._age(known)
         if then == "escalate":
-            return "denied" if age > 2 * SECONDS else None
-        if age <= SECONDS or then == "wait":
+            return "denied" if age >= 2 * SECONDS else None
+        if age < SECONDS or then == "wait":
             return None
         return "denied" if then == "deny" else "approved"
 
     def _expected(self, known, by) -> type[Exception] | None:
         if known["status"] != "open" or self._at_deadline(known):
             return AlreadyAnswered
-        escalated = known["policy"].then == "escalate" and self._age(known) > SECONDS
+        escalated = known["policy"].then == "escalate" and self._age(known) >= SECONDS
         who = ("boss",) if escalated else known["policy"].who
         return None if may_answer(who, by) else NotPermitted
 

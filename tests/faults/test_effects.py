@@ -46,14 +46,13 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres), "gateway"])
 def killer(request, tmp_path):
-    if request.param == "postgres":
-        yield Killer("postgres", request.getfixturevalue("postgres_url"), tmp_path)
-    elif request.param == "sqlite":
-        yield Killer("sqlite", str(tmp_path / "store"), tmp_path)
-    else:
-        opened = treering.open(tmp_path / "store", durability="fast")
-        with running(opened, Settings(calls_per_second=1e6)) as served:
-            yield Killer("gateway", served, tmp_path)
+    url = request.getfixturevalue("postgres_url") if request.param == "postgres" else str(tmp_path / "store")
+    with treering.open(url, durability="fast") as store:
+        if request.param == "gateway":
+            with running(store, Settings(calls_per_second=1e6)) as served:
+                yield Killer("gateway", served, store, tmp_path)
+        else:
+            yield Killer(request.param, url, store, tmp_path)
 
 
 def test_killed_agents_pay_once(killer):
@@ -75,9 +74,10 @@ def test_a_thousand_killed_agents_pay_once(killer):
 class Killer:
     """Runs agents, kills their processes, and compares the store with what really happened."""
 
-    def __init__(self, kind: str, url: str, folder: Path) -> None:
+    def __init__(self, kind: str, url: str, store: treering.Store, folder: Path) -> None:
         self.kind = kind
         self.url = url
+        self.store = store
         self.folder = folder
         self.counts: Counter[str] = Counter()
         self.seconds = 0.3
@@ -89,16 +89,16 @@ class Killer:
         numbers = itertools.count()
         self.service = PaymentService()
         try:
-            with treering.open(self.url, durability="fast") as store, ThreadPoolExecutor(lanes) as pool:
-                for ended in [pool.submit(self._lane, store, seed, numbers, count) for _ in range(lanes)]:
+            with ThreadPoolExecutor(lanes) as pool:
+                for ended in [pool.submit(self._lane, seed, numbers, count) for _ in range(lanes)]:
                     ended.result()
-                assert store.verify().problems == ()
+            assert self.store.verify().problems == ()
         finally:
             self.service.shutdown()
             self.service.server_close()
         return self.counts
 
-    def _lane(self, store: treering.Store, seed: int, numbers: Iterator[int], count: int) -> None:
+    def _lane(self, seed: int, numbers: Iterator[int], count: int) -> None:
         nursery = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.payer"],
             cwd=ROOT,
@@ -109,7 +109,7 @@ class Killer:
         with nursery:  # which closes its input at the end
             while self.counts["killed runs"] < count:
                 number = next(numbers)
-                Run(self, store, nursery, f"{seed}-{number}", number).carry_on()
+                Run(self, nursery, f"{seed}-{number}", number).carry_on()
             assert nursery.stdin is not None
             nursery.stdin.close()
             assert nursery.wait(60) == 0
@@ -128,11 +128,9 @@ class Killer:
 class Run:
     """One thread, from its first process to its last."""
 
-    def __init__(
-        self, killer: Killer, store: treering.Store, nursery: subprocess.Popen[str], thread: str, number: int
-    ) -> None:
+    def __init__(self, killer: Killer, nursery: subprocess.Popen[str], thread: str, number: int) -> None:
         self.killer = killer
-        self.store = store
+        self.store = killer.store
         self.nursery = nursery
         self.thread = thread
         self.number = number

@@ -70,7 +70,7 @@ export interface Answer {
 /** A question, what it is about, and how far the answer is. */
 export interface Approval {
   id: string;
-  status: "approved" | "denied" | "open" | "withdrawn";
+  status: "approved" | "cancelled" | "denied" | "open" | "withdrawn";
   progress: "answered" | "closed" | "open";
   thread_id: string;
   namespace: string;
@@ -594,6 +594,7 @@ export interface Finding {
  */
 export interface Forgotten {
   scopes: number;
+  below: number;
   events: number;
   refs: number;
   lists: number;
@@ -1902,7 +1903,7 @@ export interface View {
 /** One person's answer. ``value`` are the edited arguments, or another value that the asker takes. */
 export interface Vote {
   by: string;
-  decision: "approve" | "deny" | "edit";
+  decision: "approve" | "cancel" | "deny" | "edit";
   at_us: number;
   reason?: string | null;
   value?: Json;

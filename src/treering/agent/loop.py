@@ -30,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import time
 import warnings
 from collections.abc import (
     AsyncGenerator,
@@ -93,6 +94,9 @@ OnPartial = Literal["discard", "continue"]
 """What to do with a reply that broke off in its stream: ask the model anew, or let it go on."""
 OnError = Literal["tell", "raise"]
 """What to do with an error in a tool call: tell the model, or end the run with it."""
+
+LOOK_SECONDS: Final = 1.0
+"""How often a run that reads a stream looks whether it was cancelled."""
 
 LoopSteps = Generator[Call | AgentEvent, Any, Any]
 
@@ -181,6 +185,7 @@ class AgentRun:
             self._outcome = CANCELLED
             if self._has_unsaved:
                 yield from self._save(CANCELLED)
+            yield from self._keep_partial()
             raise
         except Exception as error:
             if self._has_progress and not isinstance(error, ThreadMoved):
@@ -291,10 +296,8 @@ class AgentRun:
         if self._prompt is None:
             yield from self._stop_if_cancelled()
         for call in pending_calls(self._messages):
-            with suppress(Conflict):  # somebody has decided about it
-                yield from self._effects.abandon(call)
-            text = "the call was not made: the run was cancelled"
-            self._add([result_message(call, text, is_error=True)])
+            outcome: Recorded = yield from self._effects.drop(call)
+            self._add([result_message(call, outcome.text, is_error=outcome.is_error)])
             self._effects.ids.pop(call.id, None)
 
     def _take_prompt(self) -> None:
@@ -375,6 +378,7 @@ class AgentRun:
             if self._partial is not None:
                 self._partial.add(begun)
             yield AgentEvent(kind="text", text=begun)
+        look_again = time.monotonic() + LOOK_SECONDS
         while (piece := (yield following)) is not END:
             text = pieces.take(piece)
             if text:
@@ -384,6 +388,9 @@ class AgentRun:
                 yield AgentEvent(kind="text", text=text)
             elif not isinstance(piece, str):
                 yield AgentEvent(kind="piece", value=piece)
+            if time.monotonic() >= look_again:
+                yield from self._stop_if_cancelled()
+                look_again = time.monotonic() + LOOK_SECONDS
         self.stream = None
         return pieces.reply()
 
@@ -545,7 +552,7 @@ class AgentRun:
             yield from leave(attempt, waits)
             self._recorder.end_tool(str(waits), is_error=False)
             return Interrupted(waits.pending)
-        except EffectRunning:  # another process makes this call, and stores its result in the thread
+        except (EffectRunning, RunCancelled):  # another process stores the result, or the run ends here
             raise
         except Exception as error:
             if self._config.on_tool_error == "raise":

@@ -25,6 +25,7 @@ from treering.agent.messages import Context, answer_of
 from treering.agent.tools import Tool
 from treering.effects.effects import Attempt, Intent
 from treering.errors import Conflict, InvalidInput, NotFound
+from treering.runs.run import link_thread
 from treering.runs.tree import RunCancelled
 
 if TYPE_CHECKING:
@@ -73,6 +74,13 @@ def subagent_tool(agent: Agent, store: Store | None, name: str, namespace: str, 
         begun = store.effects.open(intent)
         if isinstance(begun, Attempt):
             with begun:
+                if context.thread_id is not None:
+                    link_thread(
+                        store.engine,
+                        store.space,
+                        (context.thread_id, context.namespace),
+                        (thread.id, namespace),
+                    )
                 begun = begun.finish(_answer(agent, thread, prompt))
         return str(begun.value())
 

@@ -137,6 +137,26 @@ class ToolEffects:
         if effect_id is not None and self._effects is not None:
             yield Call(partial(self._effects.abandon, effect_id, note="the call was denied by the user"))
 
+    def drop(self, call: ToolCall) -> EffectSteps:
+        """Return what the model is told of a call that a cancelled run has left: its outcome, if it has one.
+
+        What was never begun is given up; what nobody knows stays so, for a person to decide.
+        """
+        effect_id = self.ids.get(call.id)
+        if effect_id is not None and self._effects is not None:
+            effect: Effect = yield Call(self._effects.get, (effect_id,))
+            if effect.status == "planned":
+                note = "the call was not made: its run was cancelled"
+                effect = yield Call(partial(self._effects.abandon, effect_id, note=note))
+            if effect.status in ("done", "failed"):
+                return Recorded(result_text(effect.result), effect.is_error)
+            if effect.status != "abandoned":
+                return Recorded(
+                    "nobody knows whether this call was made: its run was cancelled while it was being made",
+                    is_error=True,
+                )
+        return Recorded("the call was not made: the run was cancelled", is_error=True)
+
     def _probe(self, effect_id: str, probe: Any, call: ToolCall) -> EffectSteps:
         found = yield Call(probe, (call,))
         if found is not None and not isinstance(found, Outcome):

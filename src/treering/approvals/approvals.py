@@ -60,12 +60,15 @@ from treering.errors import Conflict, Forbidden, InvalidInput, NotFound, RefMove
 from treering.limits.alerts import Alert, alert_id, raise_alert
 from treering.runs.cost import Costs
 from treering.runs.listing import Runs
+from treering.runs.run import link_thread
+from treering.runs.tree import cancellation
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
     from treering.core.clock import Clock
     from treering.core.engine import Engine
+    from treering.runs.run import RunInfo
     from treering.threads.thread import Thread
     from treering.workspaces.diff import FileChange
 
@@ -87,8 +90,9 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     """A question, what it is about, and how far the answer is."""
 
     id: str
-    status: Literal["open", "approved", "denied", "withdrawn"]
-    """``withdrawn``: its thread does not ask any more, and nobody has answered."""
+    status: Literal["open", "approved", "denied", "cancelled", "withdrawn"]
+    """``cancelled``: the run that asks was cancelled. ``withdrawn``: its thread does not ask any more, and
+    nobody has answered."""
     progress: Progress
     """``answered``: its thread has not gone on since."""
     thread_id: str
@@ -150,7 +154,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def decided_by(self) -> tuple[str, ...]:
         """Who decided it."""
-        if self.status == "denied":
+        if self.status in ("denied", "cancelled"):
             return tuple(vote.by for vote in self.votes[-1:])
         return self.agreed if self.status == "approved" else ()
 
@@ -312,6 +316,8 @@ class Approvals:
             )
             head = thread.head
             if head is None:
+                if thread_id is not None:
+                    link_thread(self._engine, self._space, (thread_id, namespace), (thread.id, namespace))
                 with suppress(Conflict):  # another process asks the same
                     thread.checkpoint(pending_interrupt=pending, note=f"asks to call {tool}")
                 head = thread.head
@@ -362,6 +368,25 @@ class Approvals:
         )
         return self.get(ballot.id)
 
+    def cancel(
+        self, runs: Sequence[RunInfo], *, by: str | None = None, reason: str | None = None
+    ) -> list[Approval]:
+        """Close the open questions of cancelled runs, and return them. `Runs.cancel` does this.
+
+        A program that may not answer questions leaves that to the server; see `examine`.
+        """
+        ids, threads = {each.id for each in runs}, {(each.thread, each.namespace) for each in runs}
+        closed: list[Approval] = []
+        for asked in self._threads.each(None) if runs else ():
+            question = read_question(asked.pending)
+            run_id = question.run_id
+            about = question.thread_id or asked.thread_id
+            if run_id is None and (about, asked.namespace) in threads:
+                run_id, _ = self._asker(question, about, asked.namespace)
+            if run_id in ids and self._cancelled(asked, by, reason):
+                closed.append(self.get(asked.id))
+        return closed
+
     def wait(self, approval: str, *, seconds: float | None = None) -> Approval:
         """Wait until a question is decided, or time is up, and return it as it is then."""
         deadline = None if seconds is None else time.monotonic() + seconds
@@ -378,7 +403,9 @@ class Approvals:
             self._engine.wait(self._space, seq, seconds=left)
 
     def examine(self, *, link: str | None = None) -> Examined:
-        """Apply deadlines, and raise alerts for new questions and for deadlines that have passed.
+        """Apply deadlines, close questions of cancelled runs, and raise alerts.
+
+        An alert is raised for each new question, and for each deadline that has passed.
 
         ``link`` is the address of the dashboard, for the link in each alert. Several processes may do this at
         the same time.
@@ -391,6 +418,9 @@ class Approvals:
             if ballot is None or ballot.row.progress != "open":
                 continue
             approval = self._approval(each, ballot)
+            said = cancellation(self._engine, self._space, approval.run_id) if approval.run_id else None
+            if said is not None and self._cancelled(each, said.get("by"), said.get("reason")):
+                continue
             if self._raise(REQUESTED, approval, "waits for approval", link):
                 asked.append(approval.id)
             if ballot.standing.is_escalated and self._raise(
@@ -540,6 +570,13 @@ class Approvals:
         if asked is None or asked.id != ballot.id:
             return ballot, None
         return self._ballots.of([asked], self._ballots.rules())[0], asked
+
+    def _cancelled(self, asked: Asked, by: str | None, reason: str | None) -> bool:
+        with suppress(Forbidden):
+            return self._threads.thread(asked.thread_id, asked.namespace).cancel_question(
+                by=by, reason=reason
+            )
+        return False
 
     def _noticed(self, asked: Asked, rules: list[ApprovalRule]) -> Ballot | None:
         with suppress(RefMoved):

@@ -52,6 +52,7 @@ LIST: Final = "approvals"
 """The list of the questions that somebody voted on, by the time at which they were asked."""
 ANSWERED: Final = "approval.answered"
 EXPIRED: Final = "approval.expired"
+CANCELLED: Final = "approval.cancelled"
 _NOBODY: Final = "somebody"
 
 Progress = Literal["open", "answered", "closed"]
@@ -158,6 +159,7 @@ class Cast(msgspec.Struct, frozen=True, kw_only=True):
         return {
             "by": ", ".join(self.standing.decided_by),
             **({"reason": "; ".join(reasons)} if reasons else {}),
+            **({"cancelled": True} if self.standing.status == "cancelled" else {}),
         }
 
 
@@ -246,6 +248,14 @@ class Ballots:
         )
         return self._with_vote(asked, ballot, vote, "answered")
 
+    def cancel(self, asked: Asked, *, by: str | None, reason: str | None) -> Cast | None:
+        """Return what closes a question whose run was cancelled; ``None`` if it is closed already."""
+        (ballot,) = self.of([asked], self.rules())
+        if ballot.row.progress != "open":
+            return None
+        vote = Vote(by=by or _NOBODY, decision="cancel", at_us=self._clock.now_us(), reason=reason or None)
+        return self._with_vote(asked, ballot, vote, "closed")
+
     def put(self, draft: Draft, cast: Cast, *, answer: str | None = None) -> None:
         """Add a vote to a batch; ``answer`` is the checkpoint with the answer, if it decides."""
         row = structs.replace(cast.before.row, votes=cast.votes)
@@ -262,7 +272,8 @@ class Ballots:
             **({"reason": vote.reason} if vote.reason else {}),
             **({"value": vote.value} if vote.value is not None else {}),
         }
-        self._put_event(draft, cast.asked, EXPIRED if vote.by == DEADLINE else ANSWERED, data)
+        kind = CANCELLED if vote.decision == "cancel" else EXPIRED if vote.by == DEADLINE else ANSWERED
+        self._put_event(draft, cast.asked, kind, data)
 
     def commit(self, cast: Cast) -> None:
         """Commit a vote that does not decide yet."""

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 Decision = Literal["approve", "deny", "edit"]
 AtDeadline = Literal["wait", "deny", "approve", "escalate"]
 AtLast = Literal["wait", "deny", "approve"]
-Status = Literal["open", "approved", "denied"]
+VoteDecision = Literal[Decision, "cancel"]
+"""``cancel``: the run that asks was cancelled, so nobody needs the answer."""
+Status = Literal["open", "approved", "denied", "cancelled"]
 
 DEADLINE: Final = "deadline"
 """Who answers a question that nobody answered in time."""
@@ -55,7 +57,7 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One person's answer. ``value`` are the edited arguments, or another value that the asker takes."""
 
     by: str
-    decision: Decision
+    decision: VoteDecision
     at_us: int
     reason: str | None = None
     value: Any = None
@@ -88,7 +90,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         """What the asker is told; ``None`` while the question is open."""
         if self.status == "open":
             return None
-        if self.status == "denied":
+        if self.status in ("denied", "cancelled"):
             return "deny"
         return "approve" if self.value is None else "edit"
 
@@ -132,6 +134,8 @@ def standing(policy: ApprovalPolicy, asked_us: int, votes: Sequence[Vote], now_u
     proposal: Any = None
     agreed: list[str] = []
     for vote in votes:
+        if vote.decision == "cancel":
+            return Standing(status="cancelled", decided_by=(vote.by,))
         if vote.decision == "deny":
             return Standing(status="denied", decided_by=(vote.by,), is_expired=vote.by == DEADLINE)
         if vote.decision == "edit":

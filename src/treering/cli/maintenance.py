@@ -294,6 +294,7 @@ def forget(
             receipt = opened.forget(thread=thread, namespace=user_namespace, scope=scope, cascade=cascade)
     gone = {
         "scopes": receipt.scopes,
+        "threads and runs of sub-agents": receipt.below,
         "events": receipt.events,
         "refs": receipt.refs,
         "lists": receipt.lists,

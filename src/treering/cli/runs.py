@@ -180,8 +180,8 @@ def cancel(
 ) -> None:
     """Ask a run and its sub-agents to stop.
 
-    Agents of treering stop before their next step. Runs that wait, or whose process is gone, are cancelled
-    at once.
+    Agents of treering stop before their next step, and no further effect starts. Open questions are closed.
+    Runs that wait, or whose process is gone, are cancelled at once.
 
     Examples:
         treering cancel last --reason "wrong customer"

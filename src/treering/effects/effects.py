@@ -60,6 +60,7 @@ from treering.errors import (
     Unsupported,
 )
 from treering.files import host_name
+from treering.runs.run import cancel_ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from treering.core.clock import Clock
     from treering.core.engine import Engine
     from treering.core.records import Ref
+    from treering.runs.run import RunInfo
     from treering.threads.diff import Changes
 
 Replay = Literal["safe", "once", "ask"]
@@ -442,6 +444,7 @@ class Effects:
 
         Raises:
             EffectRunning: the other attempt did not end in ``wait_seconds``.
+            RunCancelled: somebody has cancelled the run that makes the call.
         """
         deadline = time.monotonic() + wait_seconds
         while True:
@@ -457,6 +460,7 @@ class Effects:
                         self._engine.release(lease)
                     if not isinstance(error, (Fenced, RefMoved)):
                         raise
+                    self._raise_if_cancelled(stored.row.run)
             if time.monotonic() >= deadline:
                 effect = self._ledger.effect(stored)
                 raise EffectRunning(
@@ -464,6 +468,12 @@ class Effects:
                     "wait for it, or end that process and try again"
                 )
             time.sleep(_POLL_SECONDS)
+
+    def _raise_if_cancelled(self, run_id: str | None) -> None:
+        from treering.runs.tree import RunCancelled, cancellation
+
+        if run_id is not None and cancellation(self._engine, self._space, run_id) is not None:
+            raise RunCancelled(f"run {run_id!r} was cancelled, so this call is not made any more")
 
     def open(
         self, intent: Intent, *, probe: Callable[[Effect], Any] | None = None, wait_seconds: float = 20.0
@@ -531,6 +541,14 @@ class Effects:
     def abandon(self, effect_id: str, *, by: str | None = None, note: str | None = None) -> Effect:
         """Give an effect up that has no outcome: the agent is told so, and the call is not made."""
         return self._decide(effect_id, "abandoned", note or "the call was given up", by=by, note=note)
+
+    def abandon_planned(self, runs: Sequence[RunInfo], *, by: str | None = None) -> None:
+        """Give up the effects of cancelled runs that were never begun. `Runs.cancel` does this."""
+        ids = {each.id for each in runs}
+        for effect in self.list(status="planned") if ids else ():
+            if effect.run_id in ids:
+                with suppress(Conflict):
+                    self.abandon(effect.id, by=by, note="the call was not made: its run was cancelled")
 
     def _decide(
         self, effect_id: str, status: Status, result: Any, *, by: str | None, note: str | None
@@ -647,6 +665,8 @@ class _Ledger:
         scope, links = stored.ref.scope, stored.ref.links
         draft = Draft(self.space)
         draft.fence(lease.name, lease.token)
+        if row.run is not None:
+            draft.delete_ref(cancel_ref(row.run), scope=scope, expect=ABSENT)  # it does not begin otherwise
         if arguments is not None and row.attempt == 0:
             text, links = _store(draft, arguments, scope)
             row = structs.replace(row, arguments=text)

@@ -11,7 +11,7 @@ scope of their own (`MAINTENANCE_SCOPE`), so that forgetting a thread never eras
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import scrypt
 from hmac import compare_digest
@@ -49,6 +49,8 @@ class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     scopes: int
+    below: int
+    """Threads and runs that existed only for the thread, those of its sub-agents, and went with it."""
     events: int
     refs: int
     lists: int
@@ -94,14 +96,21 @@ def forget(
     cascade: bool,
     clock: Clock,
     erase: Callable[[Erasure], Erased],
+    below: Sequence[str] = (),
 ) -> Forgotten:
-    """Erase the selection and record that in the journal; ``erase`` also erases it outside of the store."""
-    scopes = _scopes(engine, space, selected)
+    """Erase the selection and record that in the journal; ``erase`` also erases it outside of the store.
+
+    ``below`` are scopes that exist only for the selected thread, and go with it.
+    """
+    found = _scopes(engine, space, selected)
+    existing = [each for each in below if engine.scan_scopes(space, each, limit=1) == [each]]
+    scopes = tuple(dict.fromkeys((*found, *existing)))
     erased = erase(Erasure(scopes=scopes, cascade=cascade, secure=True))
     salt = new_id()
     digest = _digest(salt, selected.text)
     counts = {
         "scopes": len(scopes),
+        "below": len(existing),
         "events": erased.events,
         "refs": erased.refs,
         "lists": erased.lists,

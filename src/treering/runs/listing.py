@@ -59,7 +59,7 @@ from treering.runs.run import (
 from treering.runs.span import ANNOUNCED, INPUT, MESSAGE, RunRow, open_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from treering.core.clock import Clock
     from treering.core.content import Address
@@ -98,11 +98,21 @@ class RunPreview(msgspec.Struct, frozen=True, kw_only=True):
 class Runs:
     """The runs of one namespace."""
 
-    def __init__(self, engine: Engine, space: str, *, clock: Clock, namespace: str = "") -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        space: str,
+        *,
+        clock: Clock,
+        namespace: str = "",
+        on_cancel: Callable[[Sequence[RunInfo], str | None, str | None], None] | None = None,
+    ) -> None:
         self._engine = engine
         self._space = space
         self._clock = clock
         self._namespace = namespace
+        self._on_cancel = on_cancel
+        """Is told which runs are cancelled, by whom and why: what waits for them is not needed any more."""
 
     def __repr__(self) -> str:
         return f"<Runs namespace={self._namespace!r}>"
@@ -125,22 +135,36 @@ class Runs:
     def cancel(self, run_id: str, *, by: str | None = None, reason: str | None = None) -> list[RunInfo]:
         """Ask a run and everything below it to stop; return the runs that had not ended.
 
-        Agents of `treering.agent` stop before their next step; other code asks `is_cancelled`. Runs that
-        wait for a person, or whose process is gone, are ``cancelled`` at once.
+        Agents of `treering.agent` stop before their next step, or while they read a stream; other code asks
+        `is_cancelled`. No effect of these runs begins from now on, and their open questions are closed. Runs
+        that wait for a person, or whose process is gone, are ``cancelled`` at once.
         """
         from treering.runs.tree import cancel
 
-        return cancel(self._engine, self._space, self.tree(run_id), clock=self._clock, by=by, reason=reason)
+        tree = self.tree(run_id)
+        asked = cancel(self._engine, self._space, tree, clock=self._clock, by=by, reason=reason)
+        if self._on_cancel is not None:
+            ids = {each.id for each in asked}
+            stopped = [
+                attempt
+                for _, node in tree.each()
+                if node.is_cancelled or node.attempts[-1].id in ids
+                for attempt in node.attempts
+            ]
+            self._on_cancel(stopped, by, reason)
+        return asked
 
     def is_cancelled(self, run_id: str) -> bool:
-        """Whether somebody has asked a run to stop."""
-        from treering.runs.tree import cancellation
+        """Whether somebody has asked a run, or one that it belongs to, to stop."""
+        from treering.runs.tree import is_cancelled
 
-        return cancellation(self._engine, self._space, run_id) is not None
+        return is_cancelled(self._engine, self._space, run_id)
 
     def in_namespace(self, namespace: str) -> Runs:
         """Return the runs of another namespace."""
-        return Runs(self._engine, self._space, clock=self._clock, namespace=namespace)
+        return Runs(
+            self._engine, self._space, clock=self._clock, namespace=namespace, on_cancel=self._on_cancel
+        )
 
     def page(
         self,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 import msgspec
 from msgspec import structs
 
-from treering.core.batch import ANY, Event, Listing
+from treering.core.batch import ANY, Draft, Event, Listing
 from treering.core.clock import to_datetime
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import (
@@ -25,6 +25,7 @@ from treering.core.ids import (
     new_id,
     only_match,
     thread_key,
+    thread_scope,
 )
 from treering.core.notebook import table
 from treering.core.query import each_ref
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from contextvars import Token
     from types import TracebackType
 
-    from treering.core.batch import Draft, Expect
+    from treering.core.batch import Expect
     from treering.core.clock import Clock
     from treering.core.engine import Engine
     from treering.core.records import Ref
@@ -61,8 +62,12 @@ UNFINISHED: Final = "unfinished"
 INTERRUPTED: Final = "interrupted"
 """The status of a run that waits for a person."""
 CANCELLED: Final = "cancelled"
+CANCEL: Final = "run-cancel/"
+"""Prefix of the refs that ask runs to stop."""
 TREE: Final = "run-tree/"
 """Prefix of the refs that link a run to its children, and to further attempts of it."""
+THREAD_TREE: Final = "thread-tree/"
+"""Prefix of the refs that link a thread to those that exist only for it: of its sub-agents and questions."""
 QUIET_SECONDS: Final = 900.0
 """A run that no process keeps alive is unfinished when nothing was stored of it for so long."""
 _LISTED: Final = ":listed"
@@ -231,6 +236,24 @@ def tag_listing(tag: str, namespace: str, at_us: int | None = None) -> Listing:
 def tree_link(run_id: str, kind: str, other: str) -> str:
     """Return the name of the ref that links a run to a ``child`` or a further ``attempt``."""
     return f"{TREE}{namespace_prefix(run_id)}{kind}/{other}"
+
+
+def thread_link(thread_id: str, namespace: str, scope: str = "") -> str:
+    """Return the name of the ref that links a thread to the scope of one that exists only for it."""
+    return f"{THREAD_TREE}{namespace_prefix(namespace)}{namespace_prefix(thread_id)}{scope}"
+
+
+def link_thread(engine: Engine, space: str, parent: tuple[str, str], child: tuple[str, str]) -> None:
+    """Link a thread (its id and namespace) to one that exists only for it, and is forgotten with it."""
+    scope = thread_scope(*child)
+    draft = Draft(space)
+    draft.set_ref(thread_link(*parent, scope), scope.encode(), scope=scope)
+    engine.commit(draft.batch())
+
+
+def cancel_ref(run_id: str) -> str:
+    """Return the name of the ref that asks a run to stop."""
+    return f"{CANCEL}{namespace_prefix(run_id)}"
 
 
 def write_links(draft: Draft, info: RunInfo) -> None:

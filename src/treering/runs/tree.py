@@ -3,11 +3,15 @@
 A run that starts inside of another one (in its ``with`` block, a tool of it, or with ``parent=``) is its
 child. A run that goes on after a crash or a person's decision is a new attempt of an earlier one, which its
 metadata names (``resumes``). Both are links: refs that hold nothing but the id, written with the start of the
-later run, in its scope. So a tree is found from its root without reading anything else.
+later run, in its scope. So a tree is found from its root without reading anything else. Threads that exist
+only for another one (those of its sub-agents, and of questions about it) are linked in the same way; they are
+deleted and forgotten with it.
 
-A tree is shown, costed and cancelled as one. Cancelling is a request: another ref, which a running agent
-looks at between its steps (`Runs.is_cancelled`). **Invariant:** a run that has ended keeps what it did; only
-those that wait, or whose process is gone, get the status ``cancelled`` at once.
+A tree is shown, costed and cancelled as one. Cancelling is a request: another ref of each attempt, which a
+running agent looks at between its steps and while it reads a stream (`Runs.is_cancelled`), for itself and for
+the runs that it belongs to. No effect of a cancelled run begins any more, whoever makes the call: its start
+requires that the ref is absent. **Invariant:** a run that has ended keeps what it did; only those that wait,
+or whose process is gone, get the status ``cancelled`` at once.
 """
 
 from __future__ import annotations
@@ -20,19 +24,23 @@ from msgspec import structs
 from treering.core.batch import Draft, Usage
 from treering.core.clock import to_iso
 from treering.core.encoding import decode_json, encode_json
-from treering.core.ids import namespace_prefix
-from treering.core.query import each_ref
+from treering.core.ids import parse_scope, thread_scope
+from treering.core.query import ListQuery, each_listed, each_ref
 from treering.errors import Conflict, RefMoved
 from treering.runs.cost import Cost, Costs
 from treering.runs.run import (
     CANCELLED,
     CRASHED,
     INTERRUPTED,
+    RUN_LIST,
     RUNNING,
+    RUNS,
     UNFINISHED,
     RunInfo,
+    cancel_ref,
     run_from_ref,
     run_ref,
+    thread_link,
     tree_link,
     write_state,
 )
@@ -44,8 +52,6 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.core.records import Ref
 
-CANCEL: Final = "run-cancel/"
-"""Prefix of the refs that ask runs to stop."""
 _MOST: Final = 10_000
 """How many runs of one tree are read."""
 
@@ -175,8 +181,7 @@ def cancel(
             continue
         info = node.attempts[-1]
         draft = Draft(space)
-        said = {name: value for name, value in (("by", by), ("reason", reason)) if value is not None}
-        draft.set_ref(cancel_ref(node.run.id), encode_json(said), scope=node.run.scope)
+        _ask_to_stop(draft, node, by, reason)
         if info.status != RUNNING:
             ref = engine.refs(space, [run_ref(info.id)])[run_ref(info.id)]
             ended = run_from_ref(ref)
@@ -187,15 +192,16 @@ def cancel(
             engine.commit(draft.batch())
         except RefMoved:  # it goes on, or has ended, this very moment
             again = Draft(space)
-            again.set_ref(cancel_ref(node.run.id), encode_json(said), scope=node.run.scope)
+            _ask_to_stop(again, node, by, reason)
             engine.commit(again.batch())
         asked.append(info)
     return asked
 
 
-def cancel_ref(run_id: str) -> str:
-    """Return the name of the ref that asks a run to stop."""
-    return f"{CANCEL}{namespace_prefix(run_id)}"
+def _ask_to_stop(draft: Draft, node: RunTree, by: str | None, reason: str | None) -> None:
+    said = {name: value for name, value in (("by", by), ("reason", reason)) if value is not None}
+    for attempt in node.attempts:
+        draft.set_ref(cancel_ref(attempt.id), encode_json(said), scope=attempt.scope)
 
 
 def cancellation(engine: Engine, space: str, run_id: str) -> dict[str, Any] | None:
@@ -203,6 +209,57 @@ def cancellation(engine: Engine, space: str, run_id: str) -> dict[str, Any] | No
     name = cancel_ref(run_id)
     ref = engine.refs(space, [name]).get(name)
     return None if ref is None else decode_json(ref.value)
+
+
+def is_cancelled(engine: Engine, space: str, run_id: str) -> bool:
+    """Whether somebody has cancelled a run, or one that it belongs to."""
+    seen = set[str]()
+    following: str | None = run_id
+    while following is not None and following not in seen:
+        seen.add(following)
+        names = cancel_ref(following), run_ref(following)
+        refs = engine.refs(space, names)
+        if names[0] in refs:
+            return True
+        following = run_from_ref(refs[names[1]]).parent if names[1] in refs else None
+    return False
+
+
+class Below(msgspec.Struct, frozen=True, kw_only=True):
+    """What exists only for a thread: the scopes of threads and runs, and the threads that are others' too."""
+
+    scopes: tuple[str, ...]
+    elsewhere: dict[str, str]
+
+
+def below_thread(engine: Engine, space: str, thread_id: str, namespace: str) -> Below:
+    """Return what is to be erased with a thread: the threads of its sub-agents, and theirs.
+
+    Runs that a run of these threads started belong to it if they have no thread. One in another thread is
+    ``elsewhere``: that thread may have a life of its own.
+    """
+    root = thread_scope(thread_id, namespace)
+    scopes, elsewhere = [root], dict[str, str]()
+    for scope in scopes:  # which grows
+        owner = parse_scope(scope)
+        if owner.kind == "run":
+            started = [owner.id]
+        else:
+            links = each_ref(engine, space, thread_link(owner.id, owner.namespace))
+            scopes += [each for ref in links if (each := ref.value.decode()) not in scopes]
+            query = ListQuery(list=RUN_LIST, namespace=owner.namespace, thread=owner.id)
+            started = [ref.name.removeprefix(RUNS) for ref in each_listed(engine, space, query)]
+        for run_id in started:
+            links = each_ref(engine, space, tree_link(run_id, "child", ""))
+            names = [run_ref(ref.value.decode()) for ref in links]
+            for info in map(run_from_ref, engine.refs(space, names).values() if names else ()):
+                if info.thread is not None:
+                    elsewhere.setdefault(info.scope, f"thread {info.thread}")
+                elif info.scope not in scopes:
+                    scopes.append(info.scope)
+    why = "a run of what was erased has started a run of it, but it is a thread of its own"
+    kept = {name: why for scope, name in elsewhere.items() if scope not in scopes}
+    return Below(scopes=tuple(scopes[1:]), elsewhere=kept)
 
 
 def _add(costs: list[Cost]) -> Cost:

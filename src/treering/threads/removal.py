@@ -14,7 +14,9 @@ import msgspec
 
 from treering.core.batch import Draft, Event
 from treering.core.encoding import encode_json
+from treering.core.ids import parse_scope
 from treering.core.query import Erasure, EventQuery, each_record
+from treering.runs.tree import below_thread
 from treering.threads.checkpoint import KIND, REVISION, anchor, read_checkpoint, registered
 from treering.threads.history import CLEANED, DELETED, LEDGER, REWIND
 from treering.threads.line_files import CHECKPOINT_ROW, LINE_KINDS, erase_with_files
@@ -72,15 +74,17 @@ def clean(
 
 
 def delete(engine: Engine, space: str, head: Head, *, cascade: bool, clock: Clock) -> Cleaned:
-    """Remove everything of a thread, if it exists."""
+    """Remove everything of a thread, if it exists, and the threads and runs that exist only for it."""
     exists = head.ref in engine.refs(space, [head.ref])
     if not exists and not engine.scan(space, EventQuery(scope=head.scope), limit=1).records:
         return Cleaned()
-    plan = Erasure(scopes=(head.scope,), cascade=cascade)
+    scope = parse_scope(head.scope)
+    below = below_thread(engine, space, scope.id, scope.namespace)
+    plan = Erasure(scopes=(head.scope, *below.scopes), cascade=cascade)
     erased = erase_with_files(engine, space, plan, threads=plan.scopes)
     head.forget()
     _record(engine, space, DELETED, None, clock)
-    return Cleaned(bytes=erased.bytes, kept=dict(erased.kept))
+    return Cleaned(bytes=erased.bytes, kept={**erased.kept, **below.elsewhere})
 
 
 class _Contents:

@@ -379,6 +379,20 @@ class Thread:
         asked = self._asked()
         return None if asked is None else self._expire(asked)
 
+    def cancel_question(self, *, by: str | None = None, reason: str | None = None) -> bool:
+        """Close the pending question because the run that asks was cancelled; return whether one was open.
+
+        The thread waits no more, except for a graph: it still waits, but nobody is asked.
+        """
+        for _ in range(_ANSWERS_AT_ONCE):
+            asked = self._asked()
+            vote = None if asked is None else self._ballots.cancel(asked, by=by, reason=reason)
+            if vote is None:
+                return False
+            if self._answer(vote) is not None:
+                return True
+        return False
+
     def asked(self) -> Asked | None:
         """Return the question that the thread waits for, with what identifies it in the inbox."""
         return self._asked()
@@ -412,6 +426,9 @@ class Thread:
             record = self._head.see_once()
             if record is None or record.id != vote.asked.checkpoint_id:
                 return None
+            if extension_of(record.metadata) is not None and standing.status == "cancelled":
+                self._ballots.commit(vote)  # an answer would let the graph go on
+                return self.head
             if extension_of(record.metadata) is not None:
                 put = partial(self._ballots.put, cast=vote, answer=record.id)
                 return self._checkpoint(self._head.answer(decision, standing.value, also=put))
@@ -700,6 +717,7 @@ class Thread:
     def delete(self, *, cascade: bool = False) -> Cleaned:
         """Delete the thread: checkpoints, transcript, and its lines in files that it was also written to.
 
+        The threads and runs of its sub-agents are deleted with it, and the questions about it.
         The journal keeps that one was deleted, not which. Raises `Conflict` if forks share its past, unless
         ``cascade`` deletes them as well.
         """

@@ -85,7 +85,7 @@ export function Tree({ id, onChange }: { id: string; onChange: () => void }) {
             onChange();
           }}
         >
-          <p>Agents stop before their next step. What they have done stays.</p>
+          <p>Agents stop before their next step, no further side effect starts, and open questions are closed. What they have done stays.</p>
         </Confirm>
       )}
     </details>
