@@ -144,3 +144,26 @@ def test_a_killed_process_leaves_every_chunk_that_was_acknowledged(tmp_path) -> 
         agent = create_agent(model=Talker(breaks=None), checkpointer=store)
         assert agent.generate(thread_id="t", partial="continue").text == "One two three four"
         assert store.verify().ok
+
+
+def test_the_command_line_shows_and_discards_a_half_streamed_reply(tmp_path, capsys) -> None:
+    from treering.cli.main import main
+
+    def told(*arguments: str) -> tuple[str, Any]:
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, "--store", str(tmp_path / "store")])
+        return capsys.readouterr().out, ended.value.code
+
+    with treering.open(tmp_path / "store") as store:
+        agent = create_agent(model=lambda *_: "Ready.", checkpointer=store)
+        agent.generate(thread_id="t", prompt="Hello")
+        agent.generate(thread_id="t", prompt="Hello again")
+        broken(store, Talker())
+    assert "Hello" in told("show", "t")[0]
+    out, _ = told("show", "t")
+    assert ("half-streamed reply (run " in out, "One two" in out) == (True, True)
+    assert "half-streamed" not in told("show", "t@0")[0]
+    out, _ = told("partial", "t", "--json")
+    assert '"text": "One two "' in out
+    assert told("partial", "t", "--discard")[0].startswith("discarded:\n")
+    assert told("partial", "t")[1] == 3

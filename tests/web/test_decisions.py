@@ -1,12 +1,18 @@
-"""Questions and effects have pages of their own, where people decide; a run shows its sub-agents."""
+"""Questions and effects have pages of their own, where people decide; a run shows its sub-agents.
+
+A thread shows the reply that broke off in its stream.
+"""
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 from playwright.sync_api import expect
 from tests.agent.test_subagents import Office
 from tests.web.conftest import shot
 from tests.web.test_waiting import aside
 
+from treering.agent import create_agent
 from treering.approvals.approvals import dashboard_link
 from treering.approvals.policy import ApprovalPolicy
 from treering.effects import Intent
@@ -82,3 +88,36 @@ def test_a_run_shows_its_sub_agents_and_is_cancelled_with_them(page, own_store):
     page.get_by_role("button", name="Cancel the runs").click()
     expect(page.get_by_role("button", name="Cancel all")).to_have_count(0)
     assert {each.status for each in aside(lambda: list(store.runs.each(agent="clerk")))} == {"cancelled"}
+    page.goto(f"{url}/ui/#/approvals?status=closed")
+    page.locator(".row").filter(has_text="look_up").get_by_role("link").first.click()
+    expect(page.get_by_role("region", name="Question")).to_contain_text("cancelled")
+
+
+def test_a_half_streamed_reply_is_shown_and_discarded(page, own_store):
+    store, url = own_store
+    run: list[str] = []
+
+    def break_off() -> None:
+        def model(_messages, _tools):
+            yield "Your refund is "
+            raise KeyboardInterrupt
+
+        agent = create_agent(model=model, checkpointer=store)
+        store.thread("t").append({"role": "user", "content": "Hello"})
+        with suppress(KeyboardInterrupt):
+            agent.generate(thread_id="t", prompt="Where is my refund?")
+        store.flush()
+        run.extend(each.id for each in store.runs.each())
+
+    aside(break_off)
+    reply = page.get_by_role("region", name="Half-streamed reply")
+    page.goto(f"{url}/ui/#/threads/t")
+    expect(reply).to_contain_text("Your refund is")
+    shot(page, "partial")
+    reply.get_by_role("link").click()
+    expect(page).to_have_url(f"{url}/ui/#/runs/{run[0]}")
+    expect(reply).to_contain_text("Your refund is")
+    reply.get_by_role("button", name="Discard").click()
+    page.get_by_role("button", name="Discard the reply").click()
+    expect(reply).to_have_count(0)
+    assert aside(store.thread("t").partial) is None

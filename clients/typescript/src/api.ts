@@ -1107,9 +1107,15 @@ export interface Part {
   is_error?: boolean;
 }
 
-/** What a model had said when its stream broke off. */
+/** The half-streamed reply of a thread; ``null`` if it does not end with one. */
 export interface Partial {
+  partial: PartialLine | null;
+}
+
+/** What a model had said when its stream broke off, or has said so far if its run is ``running``. */
+export interface PartialLine {
   run: string;
+  run_status: string | null;
   started_at: string;
   text: string;
   chunks: number;

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import getpass
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
@@ -17,6 +18,7 @@ import typer
 from treering.cli.console import (
     as_json,
     clean,
+    dim,
     is_terminal,
     limited,
     lines_of,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from treering.threads.checkpoint import Checkpoint, CheckpointRecord
     from treering.threads.diff import Difference
     from treering.threads.directory import Finder, ThreadSummary
+    from treering.threads.partial import PartialReply
     from treering.threads.thread import Thread
     from treering.threads.transcripts import TranscriptEvent
     from treering.threads.tree import ThreadTree
@@ -144,7 +147,9 @@ _DAMAGED: Final = 5
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (threads, log, show_any, diff, fork, rewind, compact, resume, transcript, delete):
+    for command in (
+        threads, log, show_any, diff, fork, rewind, compact, partial, resume, transcript, delete,
+    ):  # fmt: skip
         app.command("show" if command is show_any else None)(command)
 
 
@@ -303,6 +308,9 @@ def show_any(
             return
         found = _checkpoint(opened, _finder(opened, user_namespace), id)
         record = found.record
+        own = opened.thread(record.thread, record.namespace)
+        head, begun = own.head, own.partial()
+        begun = begun if head is not None and head.id == record.id else None
         messages = found.last_messages(limit) if limit else found.messages
         state = found.state
     what = {
@@ -310,9 +318,11 @@ def show_any(
         "messages": raw(messages),
         "lists": {name: prefix.length for name, prefix in record.lists.items()},
         "state": raw(state),
+        "partial": None if begun is None else _partial(begun),
     }
     most = _MOST_LINES if is_terminal() and not full else None
-    show(what, checkpoint_lines(found, messages, state, most=most), as_json=as_json)
+    lines = chain(checkpoint_lines(found, messages, state, most=most), _partial_lines(record.thread, begun))
+    show(what, lines, as_json=as_json)
 
 
 class _Other(NamedTuple):
@@ -365,6 +375,9 @@ def _other(opened: Store, text: str, user_namespace: str) -> _Other | None:
             "meta": info.meta,
             "timeline": f"treering timeline {short_id(info.id)}",
         }
+        begun = None if info.thread is None else opened.thread(info.thread, info.namespace).partial()
+        if begun is not None and begun.run_id == info.id:
+            facts["partial"] = f"a half-streamed reply; see it with: treering partial {info.thread}"
         return _Other({**plain(info), "cost": plain(cost)}, facts)
     root = None if "@" in text else snapshot_by_name(opened, text)
     if root is None:
@@ -447,6 +460,62 @@ def fork(
         head = _head(forked)
     line = f"{clean(new)} starts at step {head.step} of {clean(thread)} ({head.short_id})"
     show(summary(head.record), [line], as_json=as_json)
+
+
+@takes_store
+def partial(
+    thread: ThreadArgument,
+    *,
+    discard: Annotated[
+        bool, typer.Option("--discard", help="Discard it: the model is asked again.", show_default=False)
+    ] = False,
+    place: StorePlace,
+    user_namespace: UserNamespaceOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a model had said when its stream broke off.
+
+    The agent continues the reply with generate(partial="continue"); without it, the model is asked again.
+
+    Examples:
+        treering partial support/alice
+        treering partial support/alice --discard
+    """
+    from treering.errors import NotFound
+
+    with place.existing() as opened:
+        own = opened.thread(thread, user_namespace or None)
+        found = own.partial()
+        if found is None:
+            raise NotFound(
+                f"thread {thread!r} does not end with a half-streamed reply. List threads with: "
+                "treering threads"
+            )
+        if discard:
+            own.discard_partial()
+    lines = ["discarded:"] if discard else []
+    show(_partial(found), [*lines, *_partial_lines(thread, found)], as_json=as_json)
+
+
+def _partial(found: PartialReply) -> dict[str, Any]:
+    return {
+        "run": found.run_id,
+        "started_at": found.started_at,
+        "after": found.after,
+        "unsaved": raw(found.unsaved),
+        "text": found.text,
+        "chunks": len(found.chunks),
+    }
+
+
+def _partial_lines(thread: str, found: PartialReply | None) -> Iterator[str]:
+    if found is None:
+        return
+    yield typer.style(f"half-streamed reply (run {clean(found.run_id)}, {when(found.started_at)})", bold=True)
+    for index, message in enumerate(found.unsaved, found.after):
+        yield from _said("", index, message)
+    yield from _said("", found.after + len(found.unsaved), {"role": "assistant", "content": found.text})
+    yield dim(f'continue it with generate(thread_id="{clean(thread)}", partial="continue")')
 
 
 @takes_store

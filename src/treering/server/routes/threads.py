@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
@@ -108,13 +109,20 @@ class View(Struct, frozen=True, kw_only=True):
     is_exact: bool
 
 
-class Partial(Struct, frozen=True, kw_only=True):
-    """What a model had said when its stream broke off."""
+class PartialLine(Struct, frozen=True, kw_only=True):
+    """What a model had said when its stream broke off, or has said so far if its run is ``running``."""
 
     run: str
+    run_status: str | None
     started_at: str
     text: str
     chunks: int
+
+
+class Partial(Struct, frozen=True, kw_only=True):
+    """The half-streamed reply of a thread; ``null`` if it does not end with one."""
+
+    partial: PartialLine | None
 
 
 class ThreadsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -666,12 +674,20 @@ def uncompact_thread(call: Call[Uncompact, None]) -> CheckpointSummary:
 @endpoint("GET", "/threads/{id}/partial", tag="threads")
 def get_partial(call: Call[Where, None]) -> Partial:
     """Return the reply that a model was streaming when its process died, if the thread ends there."""
-    thread = _thread(call)
-    found = thread.partial()
+    found = _thread(call).partial()
     if found is None:
-        raise NotFound(f"thread {thread.id!r} does not end with a half-streamed reply")
+        return Partial(partial=None)
+    status = None
+    with suppress(NotFound):  # an agent may leave its runs unrecorded
+        status = call.store.runs.get(found.run_id).status
     return Partial(
-        run=found.run_id, started_at=to_iso(found.started_at_us), text=found.text, chunks=len(found.chunks)
+        partial=PartialLine(
+            run=found.run_id,
+            run_status=status,
+            started_at=to_iso(found.started_at_us),
+            text=found.text,
+            chunks=len(found.chunks),
+        )
     )
 
 

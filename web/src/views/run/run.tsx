@@ -11,6 +11,7 @@ import { narrow } from "../../base/screen";
 import type { RunLine, RunRecord } from "../../base/shapes";
 import { Crumb, Figure, Head, Id, Status, Tabs, Tags, Time } from "../../ui/bits";
 import { Alone, Answer, Failure, StaleNotice } from "../../ui/states";
+import { PartialReply } from "../partial";
 import { Conversation } from "./conversation";
 import { Details } from "./details";
 import { Replay } from "./replay";
@@ -129,6 +130,7 @@ function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
           )}
         </dl>
         <Tree id={run.id} onChange={load} />
+        {run.thread && <PartialReply thread={run.thread} namespace={run.namespace} run={run.id} />}
       </Head>
       {problem && trace.records.length === 0 ? (
         <Failure problem={problem} retry={load} />

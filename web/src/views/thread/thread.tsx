@@ -11,6 +11,7 @@ import { go, href, route, select } from "../../base/route";
 import { Crumb, Head, SaidLine, Tags, Time } from "../../ui/bits";
 import { Rows } from "../../ui/rows";
 import { Alone, Failure, StaleNotice, Loading } from "../../ui/states";
+import { PartialReply } from "../partial";
 import { grow, type Grown, type Node } from "./growth";
 import { Inspector } from "./inspector";
 import { ThreadRuns } from "./runs";
@@ -64,6 +65,7 @@ function RunsOnly({ id, namespace, problem }: { id: string; namespace: string; p
         <p class="muted">
           Runs name this thread, but it has no checkpoints. Save messages with <code>store.thread("{id}").append(…)</code>.
         </p>
+        <PartialReply thread={id} namespace={namespace} />
       </Head>
       <ThreadRuns thread={id} namespace={namespace} />
     </div>
@@ -125,6 +127,7 @@ function Shown({ id, grown, onChange, onEnd, hitch }: Props) {
             </>
           )}
         </p>
+        <PartialReply thread={id} namespace={lineage!.thread.namespace} />
       </Head>
       <div class="panes thread-panes">
         <div class="growth">
