@@ -9,6 +9,7 @@ the whole store.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -309,16 +310,20 @@ class Store:
     ) -> Run:
         """Record a run: ``with store.run(agent="planner") as run: ...``.
 
-        ``parent`` is the run that starts this one (see `Runs.tree`); the current one, unless it is given.
+        ``parent`` is the run that starts this one (see `Runs.tree`). Unless it is given, that is the current
+        run, or in a program that runs in a sandbox, the sandbox's run.
         Recording never waits for the disk. Everything is durable after `flush`, and when the store closes.
         """
         from treering.core.forks import forked_thread
-        from treering.runs.run import Run
+        from treering.runs.run import PARENT_VARIABLE, Run
+        from treering.runs.span import current_node
 
         thread_id = thread.id if isinstance(thread, Thread) else thread
         thread_namespace = thread.namespace if isinstance(thread, Thread) else namespace or ""
         if thread_id is not None:
             thread_id = forked_thread(self._engine, self._space, thread_namespace, thread_id)
+        if parent is None and current_node.get() is None:
+            parent = os.environ.get(PARENT_VARIABLE) or None
         if isinstance(tags, str):
             raise InvalidInput(f"tags is the string {tags!r}; pass a list of tags")
         return Run(

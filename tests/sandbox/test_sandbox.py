@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import sys
 from pathlib import Path
 
 import msgspec
@@ -441,3 +442,32 @@ def test_a_string_where_a_list_belongs_is_refused() -> None:
         for command in ([], "echo hi"):
             with pytest.raises(InvalidInput, match="not a list"):
                 sandbox.execute(command)
+
+
+def test_a_sandbox_belongs_to_the_run_that_uses_it_and_ends_when_that_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treering.sandbox.run.CANCEL_SECONDS", 0.05)
+    inner = "import treering; treering.open().run('inner').start().end()"
+    waits = f'"{sys.executable}" -c "{inner}" && echo ready; sleep 600'
+    with treering.open(tmp_path / "store") as store, treering.open(tmp_path / "store") as another:
+
+        def cancel(_source: str, line: bytes) -> None:
+            assert line == b"ready\n"
+            store.flush()
+            another.runs.cancel(outer.id, by="ann")
+
+        with (
+            store.run("boss") as outer,
+            Sandbox(
+                SCRIBBLER, store=another, on_output=cancel, env={"TREERING_URL": str(tmp_path / "store")}
+            ) as sandbox,
+        ):
+            result = sandbox.execute(["sh", "-c", waits])
+            assert result.exit_code != 0
+        store.flush()
+        tree = store.runs.tree(outer.id)
+        (child,) = tree.children
+        assert (child.run.id, child.status, child.is_cancelled) == (result.run_id, "cancelled", True)
+        assert child.to_dict()["sandbox"] == result.sandbox_id
+        assert [each.run.agent for each in child.children] == ["inner"]

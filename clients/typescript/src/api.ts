@@ -1830,6 +1830,7 @@ export interface TreeLine {
   id: string;
   agent: string | null;
   thread: string | null;
+  sandbox: string | null;
   namespace: string;
   status: string;
   is_cancelled: boolean;

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from treering.runs.listing import RunPreview
     from treering.runs.performance import Percentiles, PerformanceRow
     from treering.runs.replay import ReplayStep
+    from treering.runs.run import RunInfo
     from treering.runs.search import Hit, SearchResult
     from treering.runs.timeline import TimelineEvent
     from treering.store import Store
@@ -160,11 +161,16 @@ def tree(
             str(len(each.attempts)),
             format_cost(each.own),
             format_cost(each.total),
-            clean(each.run.thread or ""),
+            clean(each.run.thread or _sandbox_of(each.run)),
         )
         for depth, each in nodes
     ]
     show(found.to_dict(), rows(table), as_json=as_json)
+
+
+def _sandbox_of(run: RunInfo) -> str:
+    sandbox = run.meta.get("sandbox_id")
+    return "" if sandbox is None else f"sandbox {sandbox}"
 
 
 @takes_store

@@ -66,6 +66,8 @@ CANCEL: Final = "run-cancel/"
 """Prefix of the refs that ask runs to stop."""
 TREE: Final = "run-tree/"
 """Prefix of the refs that link a run to its children, and to further attempts of it."""
+PARENT_VARIABLE: Final = "TREERING_PARENT_RUN"
+"""The environment variable of a sandbox's programs: the runs that they record are children of this one."""
 THREAD_TREE: Final = "thread-tree/"
 """Prefix of the refs that link a thread to those that exist only for it: of its sub-agents and questions."""
 QUIET_SECONDS: Final = 900.0

@@ -96,6 +96,7 @@ class RunTree(msgspec.Struct, frozen=True, kw_only=True):
             "id": self.run.id,
             "agent": self.run.agent,
             "thread": self.run.thread,
+            "sandbox": self.run.meta.get("sandbox_id"),
             "namespace": self.run.namespace,
             "status": self.status,
             "is_cancelled": self.is_cancelled,
@@ -132,8 +133,11 @@ def _node(
     check: Callable[[Ref], RunInfo],
     costs: Costs,
     seen: set[str],
+    *,
+    below_cancelled: bool = False,
 ) -> RunTree:
     attempts, children = [run], dict[str, RunInfo]()
+    is_cancelled = below_cancelled or cancellation(engine, space, run.id) is not None
     seen.add(run.id)
     for attempt in attempts:  # which grows
         for info in _linked(engine, space, attempt.id, "attempt", check):
@@ -142,7 +146,7 @@ def _node(
                 attempts.append(info)
         children |= {info.id: info for info in _linked(engine, space, attempt.id, "child", check)}
     below = [
-        _node(engine, space, child, check, costs, seen)
+        _node(engine, space, child, check, costs, seen, below_cancelled=is_cancelled)
         for child in sorted(children.values(), key=lambda each: (each.started_at_us, each.id))
         if child.id not in seen and child.meta.get("resumes") not in children and len(seen) < _MOST
     ]
@@ -152,7 +156,7 @@ def _node(
         attempts=tuple(attempts),
         own=own,
         total=_add([own, *(each.total for each in below)]),
-        is_cancelled=cancellation(engine, space, run.id) is not None,
+        is_cancelled=is_cancelled,
         children=tuple(below),
     )
 

@@ -30,6 +30,8 @@ from treering.core.clock import Clock, SystemClock, to_iso
 from treering.core.ids import file_name
 from treering.errors import InvalidInput, NotFound, TreeringError
 from treering.files import FILE_MODE, make_folder
+from treering.runs.run import CANCELLED, PARENT_VARIABLE
+from treering.runs.span import current_node
 from treering.sandbox.profiles import AgentProfile, StreamFormat
 from treering.sandbox.providers import Output, RunningProgram
 from treering.store import Store
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from treering.runs.run import Run
     from treering.runs.span import Span
 
+CANCEL_SECONDS: Final = 2.0
+"""How often a run looks whether it was cancelled, which ends its program."""
 _OUTPUT_BYTES: Final = 64 << 20
 _RECORDED_BYTES: Final = 1 << 20
 _MAX_LINE: Final = 1 << 20
@@ -83,10 +87,22 @@ class ProgramRun:
             recorder.fail(error)
             recorder.close([])
             raise
+        self._has_ended = Event()
+        Thread(target=self._watch, args=(recorder,), name="treering-cancel", daemon=True).start()
 
     def finish(self) -> int:
         """Wait until the program has ended; return its exit code."""
-        return self.program.wait()
+        try:
+            return self.program.wait()
+        finally:
+            self._has_ended.set()
+
+    def _watch(self, recorder: TimelineRecorder) -> None:
+        """End the program if somebody cancels its run, or one that it belongs to."""
+        while not self._has_ended.wait(CANCEL_SECONDS):
+            if recorder.is_cancelled():
+                self.program.end()
+                return
 
     @property
     def output(self) -> str:
@@ -371,7 +387,11 @@ class TimelineRecorder:
         self._model = model
         self._before = before
         self._is_resumed = is_resumed
-        self._run: Run = self._store.run(agent, tags=(tag,), meta=meta)
+        node = current_node.get()  # a tool of an agent, perhaps with a store object of its own
+        self._run: Run = self._store.run(
+            agent, tags=(tag,), meta=meta, parent=None if node is None else node.run_id
+        )
+        self._was_cancelled = False
         self._stream: Stream | None = None
         self._call: Span | None = None
         self._output: list[bytes] = []
@@ -381,6 +401,16 @@ class TimelineRecorder:
     def run_id(self) -> str | None:
         """The run in the timeline, if there is a store."""
         return self._run.id if self._is_recorded else None
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment by which runs that the program records are children of this one."""
+        return {PARENT_VARIABLE: self._run.id} if self._is_recorded else {}
+
+    def is_cancelled(self) -> bool:
+        """Whether somebody has cancelled the run, or one that it belongs to; its end says so then."""
+        with contextlib.suppress(TreeringError):
+            self._was_cancelled = self._is_recorded and self._store.runs.is_cancelled(self._run.id)
+        return self._was_cancelled
 
     def begin(self, command: list[str], prompt: str | None, format: StreamFormat | None) -> None:
         """Record that the program is about to start."""
@@ -413,7 +443,7 @@ class TimelineRecorder:
             self._call.output = b"".join(self._output).decode("utf-8", "replace")
             self._call.note(exit_code=exit_code)
             self._call.end(status="error" if failed else "ok")
-        self._run.end(status="error" if failed else "ok")
+        self._run.end(status=CANCELLED if self._was_cancelled else "error" if failed else "ok")
         self._store.flush()
         return summary
 

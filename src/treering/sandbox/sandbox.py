@@ -447,7 +447,7 @@ class Sandbox:
                 session.at.start,
                 command,
                 profile=self._profile,
-                env=self._env,
+                env={**self._recorder.variables(), **self._env},
                 pass_env=self._pass_env,
             ),
             profile=self._profile,

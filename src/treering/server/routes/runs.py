@@ -122,6 +122,8 @@ class TreeLine(Struct, frozen=True, kw_only=True):
     id: str
     agent: str | None
     thread: str | None
+    sandbox: str | None
+    """The sandbox that it ran in, if it did."""
     namespace: str
     status: str
     """That of the last attempt."""
@@ -551,6 +553,7 @@ def _tree_line(tree: RunTree) -> TreeLine:
         id=run.id,
         agent=run.agent,
         thread=run.thread,
+        sandbox=run.meta.get("sandbox_id"),
         namespace=run.namespace,
         status=tree.status,
         is_cancelled=tree.is_cancelled,

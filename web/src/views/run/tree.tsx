@@ -16,6 +16,7 @@ interface Cost {
 interface Node {
   id: string;
   agent: string | null;
+  sandbox: string | null;
   status: string;
   is_over: boolean;
   attempts: { id: string; status: string }[];
@@ -45,6 +46,7 @@ export function Tree({ id, onChange }: { id: string; onChange: () => void }) {
             </a>{" "}
             <Status status={node.status} /> own {node.own.cost.length > 0 ? moneys(node.own.cost) : `${count(node.own.tokens)} tokens`}
             {node.children.length > 0 && `, total ${node.total.cost.length > 0 ? moneys(node.total.cost) : `${count(node.total.tokens)} tokens`}`}
+            {node.sandbox && <span class="tag">sandbox {brief(node.sandbox)}</span>}
             {node.attempts.length > 1 && (
               <span class="muted">
                 {" "}
