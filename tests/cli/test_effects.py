@@ -23,6 +23,8 @@ def test_effects_are_listed_and_shown(run, effect) -> None:
     assert header.split() == ["id", "planned", "status", "attempts", "tool", "thread", "arguments"]
     assert (effect in line, "unknown" in line, "\x1b" in line) == (True, True, False)
     assert [each["id"] for each in run("effects", "list", "--unknown", "--json").json] == [effect]
+    assert run("effects").out == run("effects", "list").out
+    assert run("effects", "--unknown", "--json").json == run("effects", "list", "--unknown", "--json").json
     assert run("effects", "list", "--thread", "u").out == "no effects\n"
     shown = run("effects", "show", effect[:14]).out
     assert f"key         treering-{effect}" in shown

@@ -27,7 +27,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name of a
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    group = Commands(help="Questions that agents put to people, and the answers.")
+    group = Commands(lists=True, help="Questions that agents put to people, and the answers.")
     for name, command in (
         ("list", list_approvals),
         ("show", show_approval),

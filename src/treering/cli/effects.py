@@ -30,7 +30,7 @@ NoteOption = Annotated[str | None, typer.Option("--note", metavar="TEXT", help="
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    group = Commands(help="Side effects of tool calls, and decisions about them.")
+    group = Commands(lists=True, help="Side effects of tool calls, and decisions about them.")
     for name, command in (
         ("list", list_effects),
         ("show", show_effect),
@@ -62,7 +62,7 @@ def list_effects(
     """List the side effects of tool calls, newest first.
 
     Examples:
-        treering effects list --unknown
+        treering effects --unknown
         treering effects list --thread support/alice
     """
     with place.existing() as opened:

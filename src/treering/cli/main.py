@@ -37,7 +37,7 @@ from treering.cli import (
     transfer,
     workspaces,
 )
-from treering.cli.options import Commands
+from treering.cli.options import Commands, with_list
 from treering.errors import TreeringError
 
 
@@ -48,6 +48,8 @@ def narrowed(app: typer.Typer, line: Sequence[str]) -> typer.Typer:
     difference: a placeholder is listed and suggested, but never run. A line that starts with an option gets
     the whole application, unless it has nothing but options.
     """
+    if isinstance(app, Commands) and app.lists:
+        line = with_list(line)
     if line and line[0].startswith("-") and not all(word.startswith("-") for word in line):
         return app
     name, rest = (line[0], line[1:]) if line else ("", ())

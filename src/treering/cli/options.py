@@ -165,10 +165,15 @@ _EXAMPLES: Final = re.compile(r"\n\s*\nExamples:\n(?P<lines>.*)\Z", re.DOTALL)
 
 
 class Commands(typer.Typer):
-    """A Typer application, or a group of one, whose help has panels and examples."""
+    """A Typer application, or a group of one, whose help has panels and examples.
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(cls=_Group, no_args_is_help=True, rich_markup_mode=None, **settings)
+    A group that ``lists`` without a command does what its command ``list`` does, with the same options.
+    """
+
+    def __init__(self, *, lists: bool = False, **settings: Any) -> None:
+        self.lists = lists
+        group = _ListGroup if lists else _Group
+        super().__init__(cls=group, no_args_is_help=True, rich_markup_mode=None, **settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
         """Register a command; see `typer.Typer.command`."""
@@ -228,6 +233,21 @@ class _Group(_WithExamples, TyperGroup):
             if lines:
                 with formatter.section(_heading(panel)):
                     formatter.write_dl(lines)
+
+
+class _ListGroup(_Group):
+    """A group whose command ``list`` need not be named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments of the group, or those of the command that they do not name."""
+        return super().parse_args(ctx, with_list(args))
+
+
+def with_list(args: Sequence[str]) -> list[str]:
+    """Return the arguments of a group that lists, with its command, unless they name one or ask for help."""
+    names_none = not args or (args[0].startswith("-") and args[0] != "--help")
+    return ["list", *args] if names_none else list(args)
+
 
 
 def _heading(text: str) -> str:
