@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import treering.core.optimistic
 
 import treering
 import treering.blobs.folder
-import treering.core.optimistic
 import treering.engines.postgres.engine
 import treering.engines.remote.engine
 import treering.engines.sqlite.engine

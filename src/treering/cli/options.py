@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -148,7 +148,7 @@ def load_object(name: str, option: str) -> Any:
 
 
 PANELS: Final = {
-    "Threads": "threads log show diff fork rewind compact resume transcript delete check-deploy",
+    "Threads": "threads log show diff fork rewind compact partial resume transcript delete check-deploy",
     "Runs": "runs tree timeline tail search step replay rerun reruns test compare cost performance cancel",
     "Files": "snapshot snapshots restore ls cat download secrets",
     "Sandboxes": "run checkpoints output",
@@ -247,7 +247,6 @@ def with_list(args: Sequence[str]) -> list[str]:
     """Return the arguments of a group that lists, with its command, unless they name one or ask for help."""
     names_none = not args or (args[0].startswith("-") and args[0] != "--help")
     return ["list", *args] if names_none else list(args)
-
 
 
 def _heading(text: str) -> str:
