@@ -12,7 +12,7 @@ import pytest
 from typer.main import get_command
 
 from treering.cli.main import app, main, narrowed
-from treering.cli.options import PANELS, split_examples
+from treering.cli.options import PANELS, split_examples, with_list
 
 NO_JSON = {
     "approvals work": "works until it is stopped",
@@ -154,6 +154,8 @@ def test_every_command_shows_examples_that_can_be_run(name, capsys):
         command, path, words = WHOLE, "treering", shlex.split(part)
         assert words.pop(0) == "treering"
         while hasattr(command, "commands"):
+            if words[0].startswith("-"):
+                words = with_list(words)
             path = f"{path} {words[0]}"
             command = command.commands[words.pop(0)]
         own = own or path == f"treering {name}"
