@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import treering.core.optimistic
 
 import treering
 import treering.blobs.folder
