@@ -38,6 +38,7 @@ from treering.threads.checkpoint import (
     read_list,
     read_state,
 )
+from treering.threads.compaction import Compaction, stored_form
 from treering.threads.directory import ThreadInfo
 from treering.threads.head import Head, ThreadMoved
 from treering.threads.history import Journal
@@ -121,13 +122,15 @@ class ConversationThread:
         pending_interrupt: Any = None,
         metadata_for: Callable[[Sequence[Any]], Mapping[str, Any]] | None = None,
         note: str | None = None,
+        compaction: Compaction | None = None,
         add_to_batch: Callable[[Draft], None] | None = None,
     ) -> HeadState:
         """Save ``messages`` after ``after`` as the next checkpoint, if ``before`` is still the head.
 
         ``state`` is the whole state (``None``: unchanged). ``metadata_for`` returns the adapter's own
-        metadata for the messages as the hooks left them. ``add_to_batch`` adds to the same commit. Raises
-        `RefMoved` if the head or a ref of ``add_to_batch`` moved, `Vetoed` if a hook vetoed the save.
+        metadata for the messages as the hooks left them. ``compaction`` is one of the messages before these.
+        ``add_to_batch`` adds to the same commit. Raises `RefMoved` if the head or a ref of ``add_to_batch``
+        moved, `Vetoed` if a hook vetoed the save.
         """
         request = self._store.hooks.before_save(
             SaveRequest(
@@ -146,7 +149,13 @@ class ConversationThread:
             request = structs.replace(
                 request, metadata={**request.metadata, **metadata_for(request.messages or ())}
             )
-        head = self._writer.save(self._new_checkpoint(before, request, after), before, also=add_to_batch)
+        new = self._new_checkpoint(before, request, after)
+        if compaction is not None:
+            made = None if before is None else before.checkpoint.lists.get(COMPACTIONS)
+            new = structs.replace(
+                new, lists={**new.lists, COMPACTIONS: behind(made, [stored_form(compaction)])}
+            )
+        head = self._writer.save(new, before, also=add_to_batch)
         checkpoint = Checkpoint(self._engine, self._space, head.checkpoint)
         self._store.hooks.after_save(
             CheckpointEvent(thread_id=self.id, namespace=self.namespace, checkpoint=checkpoint)

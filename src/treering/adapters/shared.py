@@ -23,7 +23,7 @@ import contextvars
 import json
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from hashlib import sha256
 from pathlib import Path
@@ -40,6 +40,8 @@ from treering.core.ids import MAX_ID_CHARS, check_id
 from treering.errors import InvalidInput
 from treering.store import Store
 from treering.sync_async import lend_running_loop
+from treering.threads.compaction import Tokenizer, compact_view, leading_instructions
+from treering.threads.thread import Thread
 
 StoreOrUrl = Store | AsyncStore | str | Path
 """What an adapter accepts: an open store, or where to open one (see `treering.open`)."""
@@ -199,3 +201,41 @@ def json_text(plain: Any) -> str:
 def replace_surrogates(text: str) -> str:
     """Join surrogate pairs to the character that they stand for, and replace lone ones by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def compact_messages(
+    thread: Thread,
+    items: Sequence[T],
+    *,
+    plain: Callable[[T], Any],
+    load: Callable[[list[Any]], list[T]],
+    budget_tokens: int | None = None,
+    tokenizer: Tokenizer = None,
+) -> list[T]:
+    """Return the compact view of a conversation that a framework holds, and that may be ahead of the store.
+
+    ``plain`` returns a message as it is stored, and ``load`` makes messages of stored ones. A conversation
+    that is shorter than what the thread's compaction stands for is not compacted.
+    """
+    head = thread.head
+    newest = [] if head is None else head.compactions[-1:]
+    compaction = newest[0] if newest and newest[0].upto <= len(items) else None
+    if compaction is None and budget_tokens is None:
+        return list(items)
+    left_out = 0
+    if budget_tokens is not None:
+        stored = [plain(each) for each in items]
+        view = compact_view(
+            lambda start, stop: stored[start:stop],
+            len(stored),
+            compaction,
+            budget_tokens=budget_tokens,
+            tokenizer=tokenizer,
+        )
+        left_out = view.left_out
+        if compaction is None:
+            start = leading_instructions(stored)
+            return [*items[:start], *items[start + left_out :]]
+    assert compaction is not None  # noqa: S101 - otherwise there is a budget
+    made = load(compaction.messages)
+    return [*items[: compaction.keeps], *made, *items[compaction.upto + left_out :]]

@@ -322,10 +322,10 @@ def check_step(step: int | None) -> None:
         raise InvalidInput(f"step={step!r} is not acceptable; give a whole number, 0 or more")
 
 
-def check_choice(value: str, choices: tuple[str, ...]) -> None:
-    """Raise `InvalidInput` unless ``on_conflict`` is one of the choices."""
+def check_choice(value: str, choices: tuple[str, ...], name: str = "on_conflict") -> None:
+    """Raise `InvalidInput` unless an argument is one of the choices."""
     if value not in choices:
-        raise InvalidInput(f"on_conflict is {value!r}; use one of {', '.join(choices)}")
+        raise InvalidInput(f"{name} is {value!r}; use one of {', '.join(choices)}")
 
 
 def _list(what: str, items: Any, expected: str) -> list[Any]:

@@ -14,6 +14,8 @@ from typing import Any, Final, Self, cast
 
 from treering.adapters.shared import Opened, SerialExecutor, StoreOrUrl, checked, checked_namespace
 from treering.errors import InvalidInput, MissingExtra, Vetoed
+from treering.threads.compaction import View
+from treering.threads.hooks import check_choice
 
 try:
     from google.adk.events.event import Event
@@ -57,12 +59,19 @@ class TreeringSessionService(BaseSessionService):
 
     Deleting a session erases it; what its user and its app share stays. If a hook vetoes the save of an
     event, the event stays in the session object only, and the run continues.
+
+    A thread that was compacted (`Thread.compact`) has an event in `get_session` from which ADK makes the
+    compact view for the model; ``view="full"`` leaves it out. Compactions that ADK makes (see
+    `EventsCompactionConfig`) are compactions of the thread. All events stay stored.
     """
 
-    def __init__(self, store: StoreOrUrl | None = None, *, namespace: str = "") -> None:
+    def __init__(
+        self, store: StoreOrUrl | None = None, *, namespace: str = "", view: View = "compact"
+    ) -> None:
+        check_choice(view, ("full", "compact"), "view")
         self._space = checked_namespace(namespace)
         self._opened = Opened(store)
-        self._sessions = Sessions(self._opened.store, self._space)
+        self._sessions = Sessions(self._opened.store, self._space, view)
         self._cached_sessions: OrderedDict[str, tuple[CachedSession, SerialExecutor]] = OrderedDict()
 
     async def create_session(

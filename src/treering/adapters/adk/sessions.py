@@ -23,6 +23,7 @@ from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions, EventCompaction
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.adk.sessions.session import Session
 from google.adk.sessions.state import State
@@ -39,12 +40,14 @@ from treering.core.ids import Scope, namespace_prefix
 from treering.errors import Busy, InvalidInput, NotFound, RefMoved
 from treering.store import Store
 from treering.threads.checkpoint import Checkpoint, CheckpointRecord, ListPrefix
+from treering.threads.compaction import Compaction, Summary, View, compaction_of
 from treering.threads.writer import HeadState
 
 if TYPE_CHECKING:
-    from google.adk.events.event import Event
-
     from treering.threads.thread import Thread
+
+SOURCE: Final = "adk"
+"""Who made a compaction that an event of ADK's is."""
 
 _ATTEMPTS: Final = 50
 _PAGE: Final = 100
@@ -74,9 +77,10 @@ class CachedSession(msgspec.Struct, kw_only=True):
 class Sessions:
     """The sessions of one namespace."""
 
-    def __init__(self, store: Store, namespace: str) -> None:
+    def __init__(self, store: Store, namespace: str, view: View = "compact") -> None:
         self._store = store
         self._namespace = namespace
+        self._view = view
 
     def cached(self, name: SessionName) -> CachedSession:
         """Return an empty cache for one session, to be used by one call at a time."""
@@ -114,7 +118,10 @@ class Sessions:
         if head is None:
             return None
         checkpoint = thread.checkpoint(head)
-        events = [_event(each) for each in self._read_events(thread, head, config)]
+        stored = self._read_events(thread, head, config)
+        if self._view == "compact":
+            stored = _compacted(checkpoint, thread, head, stored)
+        events = [_event(each) for each in stored]
         return _session(name, self._shared(name).merged(None, checkpoint.state), head.checkpoint, events)
 
     def list_sessions(self, app: str, user: str | None) -> list[Session]:
@@ -203,6 +210,7 @@ class Sessions:
             after=head.messages,
             state=state,
             pending_interrupt=pending_after(event, head.checkpoint),
+            compaction=self._compaction(cached.thread, head, plain),
             metadata_for=lambda _: _metadata(name, event.timestamp) | {"event": event.id},
             add_to_batch=None if shared is None else lambda draft: shared.change(draft, parts),
         )
@@ -210,6 +218,30 @@ class Sessions:
             # A hook may have changed the state.
             cached.state = None if self._store.hooks.has("pre_checkpoint_save") else state
         return saved
+
+    def _compaction(
+        self, thread: ConversationThread, head: HeadState, plain: dict[str, Any]
+    ) -> Compaction | None:
+        """Return the compaction that an event of ADK is, if it is one and stands for anything."""
+        given = _range(plain)
+        if given is None:
+            return None
+        events = thread.read(head.messages)
+        earlier = Checkpoint(self._store.engine, self._store.space, head.checkpoint).compactions
+        covered = [at for at, each in enumerate(events) if each["timestamp"] <= given["end_timestamp"]]
+        summary = {"author": "model", "content": given["compacted_content"]}
+        kept: list[Any] = []
+        if earlier and events[0]["timestamp"] < given["start_timestamp"]:
+            kept = earlier[-1].messages  # the window of this one begins later
+        return compaction_of(
+            Summary(messages=[*kept, summary]),
+            events,
+            earlier,
+            upto=covered[-1] + 1 if covered else 0,
+            id=plain["id"],
+            source=SOURCE,
+            now_us=self._store.clock.now_us(),
+        )
 
     @staticmethod
     def _commit_to_session(session: Session, head: HeadState, commit: Callable[[], Any]) -> None:
@@ -383,6 +415,45 @@ def _session(
     )
     session._storage_update_marker = checkpoint.id  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - the SDK's own field for it
     return session
+
+
+def _range(plain: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what an event stands for, if it is a compaction: the times of others, and their summary."""
+    actions: dict[str, Any] = plain.get("actions") or {}
+    return actions.get("compaction")
+
+
+def _compacted(
+    checkpoint: Checkpoint, thread: ConversationThread, head: HeadState, events: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return events with an event for the compaction of the thread that ADK did not make itself.
+
+    An event of ADK's whose compaction was undone is left out.
+    """
+    compactions = checkpoint.compactions
+    known = {each.id for each in compactions}
+    shown = [each for each in events if _range(each) is None or each["id"] in known]
+    others = [each for each in compactions if each.source != SOURCE]
+    if not others or head.messages is None:
+        return shown
+    newest = others[-1]
+    (first,) = thread.read(ListPrefix(head.messages.list, newest.keeps + 1), last=1)
+    (last,) = thread.read(ListPrefix(head.messages.list, newest.upto), last=1)
+    event = Event(
+        id=newest.id,
+        author="user",
+        invocation_id=newest.id,
+        timestamp=last["timestamp"],
+        actions=EventActions(
+            compaction=EventCompaction(
+                start_timestamp=first["timestamp"],
+                end_timestamp=last["timestamp"],
+                compacted_content=types.Content(role="model", parts=[types.Part(text=newest.text)]),
+            )
+        ),
+    )
+    at = sum(each["timestamp"] <= last["timestamp"] for each in shown)
+    return [*shown[:at], event.model_dump(mode="json", exclude_none=True), *shown[at:]]
 
 
 def _event(plain: dict[str, Any]) -> Event:

@@ -1,5 +1,5 @@
-"""LangChain on a treering store: memory for agents (`MemoryMiddleware`), tool calls that
-happen once (`EffectMiddleware`) and recording (`TreeringTracer`).
+"""LangChain on a treering store: memory for agents (`MemoryMiddleware`), tool calls that happen once
+(`EffectMiddleware`), the compact view of a thread (`CompactMiddleware`) and recording (`TreeringTracer`).
 
 Names are imported on first use: the tracer needs only ``langchain-core``, which LangGraph depends on.
 """
@@ -10,12 +10,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treering.adapters.langchain.middleware import EffectMiddleware, MemoryMiddleware
+    from treering.adapters.langchain.middleware import CompactMiddleware, EffectMiddleware, MemoryMiddleware
     from treering.adapters.langchain.tracing import TreeringTracer
 
-__all__ = ["EffectMiddleware", "MemoryMiddleware", "TreeringTracer"]
+__all__ = ["CompactMiddleware", "EffectMiddleware", "MemoryMiddleware", "TreeringTracer"]
 
-_MODULES = {"EffectMiddleware": "middleware", "MemoryMiddleware": "middleware", "TreeringTracer": "tracing"}
+_MODULES = {
+    "CompactMiddleware": "middleware",
+    "EffectMiddleware": "middleware",
+    "MemoryMiddleware": "middleware",
+    "TreeringTracer": "tracing",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,5 @@
 """Middleware for LangChain agents: `MemoryMiddleware` shows the model documents, `EffectMiddleware` makes
-each tool call once.
+each tool call once, `CompactMiddleware` gives the model the compact view of a thread.
 
 Documents are read again before each call and are not part of the saved conversation, so an edit takes effect
 with the next call, and an expired document is no longer shown. `TreeringTracer` records what agents and
@@ -14,10 +14,10 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from treering.adapters.langchain.tracing import TreeringTracer
-from treering.adapters.shared import StoreOrUrl, json_text
+from treering.adapters.shared import Opened, StoreOrUrl, compact_messages, json_text
 from treering.adapters.tool_effects import IDEMPOTENCY_KEY, Probe, ToolEffects, named
 from treering.compat.memory.middleware import create_agent_memory_middleware
 from treering.core.ids import new_id
@@ -28,9 +28,11 @@ from treering.sync_async import lent
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse, ToolCallRequest
-    from langchain_core.messages import SystemMessage, ToolMessage
+    from langchain_core.messages import SystemMessage, ToolMessage, convert_to_messages
+    from langchain_core.runnables import RunnableConfig
     from langchain_core.tools import StructuredTool
     from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+    from langgraph.config import get_config
     from langgraph.types import interrupt
     from pydantic import create_model
 except ModuleNotFoundError as error:
@@ -38,7 +40,10 @@ except ModuleNotFoundError as error:
         raise MissingExtra("treering.adapters.langchain", "langchain") from error
     raise
 
-__all__ = ["EffectMiddleware", "MemoryMiddleware", "TreeringTracer"]
+if TYPE_CHECKING:
+    from treering.threads.compaction import Tokenizer
+
+__all__ = ["CompactMiddleware", "EffectMiddleware", "MemoryMiddleware", "TreeringTracer"]
 
 
 class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
@@ -95,6 +100,63 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         blocks: list[Any] = [] if before is None else list(before.content_blocks)
         content = [*blocks, {"type": "text", "text": f"\n\n{context.text}" if blocks else context.text}]
         return request.override(system_message=SystemMessage(content=content))
+
+
+class CompactMiddleware(AgentMiddleware[Any, Any, Any]):
+    """Gives the model the compact view: ``create_agent(model, middleware=[CompactMiddleware(store)])``.
+
+    A boundary that `Thread.compact` draws counts from the next model call on; the messages of the graph's
+    state stay as they are. ``budget_tokens`` leaves out the oldest messages after the summary until the rest
+    fits, counted with ``tokenizer`` or else estimated (see `Checkpoint.compact_view`). For a graph of your
+    own: ``create_react_agent(model, tools, pre_model_hook=middleware.pre_model_hook)``.
+    """
+
+    def __init__(
+        self,
+        store: StoreOrUrl | None = None,
+        *,
+        budget_tokens: int | None = None,
+        tokenizer: Tokenizer = None,
+        namespace: str = "",
+    ) -> None:
+        super().__init__()
+        self._opened = Opened(store)
+        self._budget = budget_tokens
+        self._tokenizer = tokenizer
+        self._namespace = namespace
+
+    def wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> ModelResponse[Any]:
+        """Call the model with the compact view of the messages."""
+        return handler(request.override(messages=self._view(request.messages, get_config())))
+
+    async def awrap_model_call(
+        self,
+        request: ModelRequest[Any],
+        handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
+    ) -> ModelResponse[Any]:
+        """Async twin of `wrap_model_call`."""
+        messages = await self._opened.bridge.call(self._view, request.messages, get_config())
+        return await handler(request.override(messages=messages))
+
+    def pre_model_hook(self, state: Mapping[str, Any], config: RunnableConfig) -> dict[str, Any]:
+        """Return what the model is given instead of the messages of the state."""
+        return {"llm_input_messages": self._view(state["messages"], config)}
+
+    def _view(self, messages: Sequence[Any], config: Any) -> list[Any]:
+        where: dict[str, Any] = config.get("configurable") or {}
+        thread_id = where.get("thread_id")
+        if thread_id is None or "|" in where.get("checkpoint_ns", ""):  # a subgraph has messages of its own
+            return list(messages)
+        return compact_messages(
+            self._opened.store.thread(str(thread_id), self._namespace),
+            messages,
+            plain=lambda message: message.model_dump(),
+            load=convert_to_messages,
+            budget_tokens=self._budget,
+            tokenizer=self._tokenizer,
+        )
 
 
 class EffectMiddleware(AgentMiddleware[Any, Any, Any]):

@@ -32,6 +32,7 @@ from treering.errors import Corrupt
 from treering.graphs.graph import Graphs
 from treering.graphs.step import GraphHead, GraphKey, Step, Written, key_of, metadata_of, step_id, writes_key
 from treering.threads.checkpoint import read_state
+from treering.threads.hooks import COMPACTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -235,8 +236,8 @@ class Reader:
         """The lists of a step; ``read`` has those that were read before, which may be longer."""
         lists: dict[str, StoredList] = {}
         for name, prefix in step.checkpoint.lists.items():
-            if name in step.graph.get(MATERIALISED, ()):
-                continue
+            if name == COMPACTIONS or name in step.graph.get(MATERIALISED, ()):
+                continue  # these are of treering's own views
             stored = read.get(prefix.list)
             if stored is None or len(stored.items) < prefix.length:
                 stored = read[prefix.list] = read_list(self._engine, self._space, codec, step, name)

@@ -68,9 +68,11 @@ from treering.threads.checkpoint import (
     MESSAGES,
     CheckpointRecord,
     EncodedMetadata,
+    ListPrefix,
     new_checkpoint_id,
 )
-from treering.threads.hooks import CheckpointEvent, SaveRequest
+from treering.threads.compaction import valid_compactions
+from treering.threads.hooks import COMPACTIONS, CheckpointEvent, SaveRequest
 from treering.threads.writer import CheckpointWriter, NewCheckpoint
 
 if TYPE_CHECKING:
@@ -138,6 +140,8 @@ class KnownHead(msgspec.Struct, frozen=True):
     checkpoint: str
     graph_id: str
     first_us: int
+    compactions: ListPrefix | None = None
+    """Those of its messages (see `Thread.compact`), which its next step has as well."""
 
 
 class Writer:
@@ -190,7 +194,8 @@ class Writer:
         """Take note of a checkpoint that was read, and call the hooks for it."""
         head, step = loaded.head, loaded.step
         if head is not None:
-            known = KnownHead(head.version, step.checkpoint.id, step.graph_id, head.first_us)
+            made = step.checkpoint.lists.get(COMPACTIONS)
+            known = KnownHead(head.version, step.checkpoint.id, step.graph_id, head.first_us, made)
             self._steps.heads.set(key.ref, known)
         with self._lock(key.scope):
             self._remember(loaded)
@@ -230,7 +235,7 @@ class Writer:
                     changes = self._changes(codec, request, parent, key, append=append)
                     for number, writes in enumerate(held):
                         write_event(draft, writes, number, _in_list(changes))
-                    new = self._new_checkpoint(codec, key, request, parent, changes)
+                    new = self._new_checkpoint(codec, key, request, parent, changes, head=head)
                     record = self._checkpoints.put(draft, new, append=append)
                     return changes, record, self._move_head(draft, key, record, head)
 
@@ -247,7 +252,8 @@ class Writer:
                 step = self._committed(request, record, changes, receipt, parent)
                 if is_moved:
                     first_us = record.created_at_us if head is None else head.first_us
-                    known = KnownHead(receipt.versions[key.ref], record.id, step.graph_id, first_us)
+                    made = record.lists.get(COMPACTIONS)
+                    known = KnownHead(receipt.versions[key.ref], record.id, step.graph_id, first_us, made)
                     self._steps.heads.set(key.ref, known)
                 return step
         except BaseException:
@@ -344,6 +350,7 @@ class Writer:
         changes: ChannelChanges,
         *,
         stored: Step | None = None,
+        head: KnownHead | None = None,
     ) -> NewCheckpoint:
         """The checkpoint to write: a child of ``parent``, or what replaces ``stored``."""
         above = None if parent is None else parent.step.checkpoint
@@ -360,6 +367,9 @@ class Writer:
             made = step_id(key, request.checkpoint["id"])
             checkpoint_id, created_at_us = made or new_checkpoint_id(self._clock)
             parent_id = above.id if above is not None else None
+        made_before = None if before is None else before.lists.get(COMPACTIONS)
+        if head is not None and parent is not None and head.graph_id == parent.step.graph_id:
+            made_before = head.compactions  # the thread may have been compacted since that step
         step, source = request.metadata.get("step"), request.metadata.get("source")
         record = CheckpointRecord(
             id=checkpoint_id,
@@ -368,7 +378,7 @@ class Writer:
             parent=parent_id,
             step=step if type(step) is int else (above.step + 1 if above is not None else 0),
             created_at_us=created_at_us,
-            lists=changes.unchanged_lists,
+            lists={**changes.unchanged_lists, **self._compactions(before, made_before, changes)},
             state=changes.unchanged_state,
             metadata={**metadata, GRAPH: graph},
             note=source if source in ("input", "update", "fork") else None,
@@ -382,13 +392,31 @@ class Writer:
             is_revision=stored is not None,
         )
 
+    def _compactions(
+        self, before: CheckpointRecord | None, made: ListPrefix | None, changes: ChannelChanges
+    ) -> dict[str, ListPrefix]:
+        """Return the compactions of the messages before, as far as those stay the same."""
+        messages = None if before is None else before.lists.get(MESSAGES)
+        if made is None or messages is None:
+            return {}
+        change = changes.lists.get(MESSAGES)
+        kept = messages.length if changes.unchanged_lists.get(MESSAGES) == messages else 0
+        if change is not None and change.base is not None and change.base.list == messages.list:
+            kept = change.keep
+        if kept < messages.length:
+            items = checkpoints.read_list(self._engine, self._space, made)
+            made = ListPrefix(made.list, valid_compactions(items, kept))
+        return {COMPACTIONS: made} if made.length else {}
+
     def _head(self, key: GraphKey, *, is_first: bool) -> KnownHead | None:
         """The head as far as it is known; it is read unless this looks like the first step of a thread."""
         known = self._steps.heads.get(key.ref)
         if known is None and not is_first:
             head = self._graphs.head(key)
             if head is not None:
-                known = KnownHead(head.version, head.step.checkpoint.id, head.step.graph_id, head.first_us)
+                seen = head.step.checkpoint
+                made = seen.lists.get(COMPACTIONS)
+                known = KnownHead(head.version, seen.id, head.step.graph_id, head.first_us, made)
         return known
 
     def _move_head(

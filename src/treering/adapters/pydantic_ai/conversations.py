@@ -15,7 +15,15 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
-from treering.adapters.shared import Opened, StoreOrUrl, checked, checked_namespace, json_text
+from treering.adapters.conversation import thread_id_for
+from treering.adapters.shared import (
+    Opened,
+    StoreOrUrl,
+    checked,
+    checked_namespace,
+    compact_messages,
+    json_text,
+)
 from treering.adapters.tool_effects import (
     IDEMPOTENCY_KEY,
     Probe,
@@ -26,7 +34,10 @@ from treering.adapters.tool_effects import (
 )
 from treering.effects.effects import Effect, Replay, key_of
 from treering.errors import InvalidInput, MissingExtra, Vetoed
+from treering.runs.messages import message_text, read_message
 from treering.threads.checkpoint import Checkpoint
+from treering.threads.compaction import Tokenizer, View
+from treering.threads.hooks import check_choice
 from treering.threads.thread import Thread
 
 try:
@@ -38,7 +49,7 @@ try:
         ConversationRecord,
         ConversationStore,
     )
-    from pydantic_ai.messages import ModelMessage, ToolCallPart
+    from pydantic_ai.messages import ModelMessage, ModelRequest, ToolCallPart, UserPromptPart
     from pydantic_ai.run import AgentRunResult
     from pydantic_ai.tools import (
         DeferredToolRequests,
@@ -160,6 +171,35 @@ class TreeringConversationStore(ConversationStore):
             return None
         return _results(record.deferred_tool_requests, answer)
 
+    def thread(self, conversation_id: str) -> Thread:
+        """Return the thread of a conversation, for example to `Thread.compact` it."""
+        return self._opened.store.thread(thread_id_for(conversation_id), self._space)
+
+    async def compact_view(
+        self,
+        conversation_id: str,
+        messages: Sequence[ModelMessage],
+        *,
+        budget_tokens: int | None = None,
+        tokenizer: Tokenizer = None,
+    ) -> list[ModelMessage]:
+        """Return what a model is to be given of a whole conversation, whose newest messages may be unsaved.
+
+        ``budget_tokens`` leaves out the oldest messages after the summary until the rest fits.
+        """
+
+        def view() -> list[ModelMessage]:
+            return compact_messages(
+                self.thread(conversation_id),
+                messages,
+                plain=lambda message: dump_messages([message])[0],
+                load=lambda made: load_messages(list(map(_as_message, made))),
+                budget_tokens=budget_tokens,
+                tokenizer=tokenizer,
+            )
+
+        return await self._call(view)
+
     def recorder(self, *, is_on: bool = True) -> Recorder:
         """Return a recorder for runs of agents whose conversations are stored here."""
         return Recorder(self._opened, self._space, is_on=is_on)
@@ -213,6 +253,11 @@ class TreeringCheckpoints(TreeringRuns):
     ``agent.run(conversation=await conversations.load(id))`` continues. A run that starts with a different
     history than the stored one raises `ConversationConflict`. If a hook vetoes a save, the run continues.
     ``record_runs`` also records the run, its model requests and tool calls, with tokens and cost.
+
+    The model is given the compact view of a thread that was compacted (`Thread.compact`), unless ``view`` is
+    ``"full"``; ``budget_tokens`` also leaves out the oldest messages after the summary until the rest fits.
+    The run, and what is saved of it, have all messages. A conversation that was loaded with ``limit=`` is
+    given as it is.
     """
 
     def __init__(
@@ -222,7 +267,15 @@ class TreeringCheckpoints(TreeringRuns):
         checkpoint_after_tool_call: bool = True,
         scope: str | None = None,
         record_runs: bool = True,
+        view: View = "compact",
+        budget_tokens: int | None = None,
+        tokenizer: Tokenizer = None,
     ) -> None:
+        check_choice(view, ("full", "compact"), "view")
+        self._view: View = view
+        self._budget_tokens = budget_tokens
+        self._tokenizer = tokenizer
+        self._is_whole = True
         self._recorder = conversations.recorder(is_on=record_runs)
         self._record_runs = record_runs
         self._conversations = conversations
@@ -240,6 +293,9 @@ class TreeringCheckpoints(TreeringRuns):
             checkpoint_after_tool_call=self._after_tool_call,
             scope=self._scope,
             record_runs=self._record_runs,
+            view=self._view,
+            budget_tokens=self._budget_tokens,
+            tokenizer=self._tokenizer,
         )
 
     async def before_run(self, ctx: RunContext[Any]) -> None:
@@ -252,7 +308,9 @@ class TreeringCheckpoints(TreeringRuns):
         if self._scope is not None and record.scope != self._scope:
             raise ConversationConflict(conversation_id)
         self._revision = record.revision
-        entries = await self._conversations.read_history(record.head_id, limit=len(ctx.messages))
+        entries = await self._conversations.read_history(record.head_id, limit=len(ctx.messages) + 1)
+        self._is_whole = len(entries) <= len(ctx.messages)
+        entries = entries[-len(ctx.messages) :] if ctx.messages else []
         stored, given = (
             [json_text(each) for each in dump_messages(messages)]
             for messages in ([entry.message for entry in entries], ctx.messages)
@@ -265,10 +323,18 @@ class TreeringCheckpoints(TreeringRuns):
         self._unsaved = ctx.messages[count:]
 
     async def before_model_request(self, ctx: RunContext[Any], request_context: Any) -> Any:
-        """Save the prompt or the tool results, which are in the history now."""
+        """Save the prompt or the tool results, which are in the history now; give the model its view."""
         if self._after_tool_call:
             await self._save(ctx, ctx.messages)
-        return request_context
+        if self._view == "full" or not self._is_whole:
+            return request_context
+        messages = await self._conversations.compact_view(
+            _conversation_id(ctx),
+            request_context.messages,
+            budget_tokens=self._budget_tokens,
+            tokenizer=self._tokenizer,
+        )
+        return replace(request_context, messages=messages)
 
     async def after_node_run(self, ctx: RunContext[Any], *, node: Any, result: Any) -> Any:  # noqa: ARG002
         """Save the model's response, whose tools have not run yet."""
@@ -405,12 +471,39 @@ def _plain_result(result: Any) -> tuple[Any, bool]:
     return to_jsonable_python(result, serialize_unknown=True), False
 
 
-def load_history(thread: Thread, *, last: int | None = None) -> list[ModelMessage]:
-    """Return the messages of a thread (or only the last ones) for ``message_history=``."""
-    checkpoint = thread.get()
+def load_history(
+    thread: Thread,
+    *,
+    last: int | None = None,
+    view: View = "full",
+    budget_tokens: int | None = None,
+    tokenizer: Tokenizer = None,
+) -> list[ModelMessage]:
+    """Return the messages of a thread (or only the last ones) for ``message_history=``.
+
+    ``view="compact"`` and ``budget_tokens`` return what a model is to be given, as `Thread.load` does.
+    """
+    checkpoint = thread.get(last=last, view=view, budget_tokens=budget_tokens, tokenizer=tokenizer)
     if checkpoint is None:
         return []
-    return load_messages(checkpoint.messages if last is None else checkpoint.last_messages(last))
+    compaction = None if checkpoint.view is None else checkpoint.view.compaction
+    lead = 0 if compaction is None else compaction.keeps
+    stop = lead if compaction is None else lead + len(compaction.messages)
+    messages = checkpoint.messages
+    return load_messages(
+        [*messages[:lead], *map(_as_message, messages[lead:stop]), *messages[stop:]],
+    )
+
+
+def _as_message(summary: Any) -> Any:
+    """Return a message that stands for others; one that is not of pydantic-ai becomes a prompt."""
+    if _is_own(summary):
+        return summary
+    return dump_messages([ModelRequest(parts=[UserPromptPart(message_text(read_message(summary)))])])[0]
+
+
+def _is_own(stored: Any) -> bool:
+    return isinstance(stored, dict) and {"kind", "parts"} <= cast("dict[str, Any]", stored).keys()
 
 
 def save_run(thread: Thread, result: AgentRunResult[Any], *, note: str | None = None) -> Checkpoint:
