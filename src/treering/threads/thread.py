@@ -294,22 +294,25 @@ class Thread:
         *,
         state: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        messages: Sequence[Any] = (),
     ) -> Checkpoint:
         head = self._head.see_once()
         if metadata is None:
             metadata = {} if head is None else {**head.metadata}
             metadata.pop(FORKED_FROM, None)
         request = self._request(
+            messages=messages,
+            appends=True,
             state=state,
             metadata=metadata,
             note=note,
-            pending_interrupt=None if head is None else head.pending_interrupt,
+            pending_interrupt=None if head is None or messages else head.pending_interrupt,
         )
         lists: dict[str, Sequence[Any]] = {
             **request.lists,
             COMPACTIONS: [stored_form(each) for each in compactions],
         }
-        return self._save(request, lists, (), None, "raise")
+        return self._save(request, lists, tuple(request.messages or ()), None, "raise")
 
     def interrupt(
         self, payload: Any, *, interrupt_id: str | None = None, note: str | None = None
@@ -827,9 +830,10 @@ def save_compactions(
     *,
     state: Mapping[str, Any] | None = None,
     metadata: Mapping[str, Any] | None = None,
+    messages: Sequence[Any] = (),
 ) -> Checkpoint:
-    """Save the compactions that a framework made of the head of a thread, in place of those that it has."""
-    return thread._save_compactions(compactions, note, state=state, metadata=metadata)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - of this file
+    """Append messages, and save the compactions that a framework made in place of those of the thread."""
+    return thread._save_compactions(compactions, note, state=state, metadata=metadata, messages=messages)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - of this file
 
 
 def _has_gone_on(before: CheckpointRecord, after: CheckpointRecord) -> bool:

@@ -423,3 +423,65 @@ def test_sessions_of_one_millisecond_have_an_order():
     assert times == sorted(set(times), reverse=True)
     assert [each["session_id"] for each in listed] == ["s4", "s3", "s2", "s1", "s0"]
     assert times == [each["mtime"] for each in summaries]
+
+
+def chain(entries):
+    """The texts that Claude Code goes on from: it follows the parents of the last entry."""
+    by_uuid = {each["uuid"]: each for each in entries}
+    texts, at = [], entries[-1]["uuid"]
+    while at is not None:
+        texts.append(by_uuid[at]["message"]["content"] if "message" in by_uuid[at] else "boundary")
+        at = by_uuid[at]["parentUuid"]
+    return texts[::-1]
+
+
+def talk(*pairs):
+    return [
+        entry(uuid, parentUuid=parent, sessionId="sess", message={"role": "user", "content": uuid})
+        for uuid, parent in pairs
+    ]
+
+
+def test_a_compacted_transcript_goes_on_wherever_the_boundary_is(memory):
+    async def main():
+        sessions = TreeringSessionStore(memory)
+        thread = memory.thread(*sessions.thread_id(KEY))
+        await sessions.append(KEY, talk(("a", None), ("b", "a"), ("c", "b")))
+        thread.compact("S", upto=1)
+        summary = thread.load().compactions[0].text
+        assert chain(await sessions.load(KEY)) == ["boundary", summary, "b", "c"]
+        assert uuids(await TreeringSessionStore(memory, view="full").load(KEY)) == ["a", "b", "c"]
+        thread.compact("T")  # nothing is left, so what is appended follows the summary itself
+        loaded = await sessions.load(KEY)
+        assert chain(loaded) == ["boundary", thread.load().compactions[1].text]
+        await sessions.append(KEY, [*loaded[-2:], *talk(("d", loaded[-1]["uuid"]))])
+        assert chain(await sessions.load(KEY))[2:] == ["d"]
+        thread.uncompact(everything=True)
+        assert chain(await sessions.load(KEY)) == ["a", "b", "c", "d"]
+        assert uuids(thread.load().messages) == ["a", "b", "c", "d"]
+
+    asyncio.run(main())
+
+
+def test_a_summary_that_others_append_meanwhile_is_one_compaction(memory):
+    async def main():
+        one, other = TreeringSessionStore(memory), TreeringSessionStore(memory)
+        await one.append(KEY, talk(("a", None), ("b", "a")))
+        await other.load(KEY)
+        await one.append(KEY, talk(("c", "b")))
+        boundary = entry("x", parentUuid=None, logicalParentUuid="c") | {
+            "type": "system",
+            "subtype": "compact_boundary",
+            "compactMetadata": {"preTokens": 9, "preservedMessages": {"uuids": ["c"]}},
+        }
+        (summary,) = talk(("s", "x"))
+        new = [boundary, {**summary, "isCompactSummary": True}]
+        await other.append(KEY, new)
+        await one.append(KEY, new)
+        thread = memory.thread(*one.thread_id(KEY))
+        (made,) = thread.load().compactions
+        assert (made.upto, made.tokens_before, uuids(made.messages)) == (5, 9, ["s", "c"])
+        assert uuids(await one.load(KEY)) == ["a", "b", "c", "x", "s"]
+        assert thread.load(view="compact").messages == made.messages
+
+    asyncio.run(main())

@@ -130,6 +130,60 @@ def test_a_real_session_is_mirrored_and_resumed_where_only_the_store_knows_it(me
     assert (tmp_path / "ran.txt").read_text().split() == ["1", "2", "3", "4"]
 
 
+@pytest.mark.usefixtures("cli")
+def test_a_compacted_session_is_resumed_from_its_summary_and_keeps_every_entry(memory, tmp_path, monkeypatch):
+    for name in list(os.environ):
+        if name.upper().startswith(("ANTHROPIC", "CLAUDE")) or name.upper().endswith("_PROXY"):
+            monkeypatch.delenv(name)
+    compacted = "<summary>They asked to add up squares.</summary>"
+
+    def answer(messages):
+        if "create a detailed summary" in str(messages[-1]):
+            return {"type": "text", "text": compacted}
+        return {"type": "text", "text": f"Reply {len(claude_worker.requests)}."}
+
+    monkeypatch.setattr(claude_worker, "answer", answer)
+    monkeypatch.setattr(claude_worker, "requests", [])
+
+    async def ask(prompt, api, home, **more):
+        chosen = claude_worker.options(
+            tmp_path, tmp_path / home, api, session_store=TreeringSessionStore(memory), **more
+        )
+        return [each async for each in sdk.query(prompt=prompt, options=chosen)][-1].session_id
+
+    async def main(api):
+        session = await ask("FIRST question", api, "a")
+        (info,) = memory.threads(namespace=None)
+        thread = memory.thread(info.id, info.namespace)
+        entries = thread.load().messages
+        answered = next(at for at, each in enumerate(entries) if each["type"] == "assistant")
+        thread.compact("They greeted.", upto=answered)
+        await ask("SECOND question", api, "b", resume=session)
+        seen = str(claude_worker.requests[-1])
+        assert ("They greeted." in seen, "Reply 1." in seen, "FIRST" in seen) == (True, True, False)
+        assert thread.load().messages[: len(entries)] == entries
+
+        thread.uncompact()
+        await ask("/compact", api, "c", resume=session)  # now by Claude Code itself
+        seen = str(claude_worker.requests[-1])
+        assert ("They greeted." in seen, "FIRST" in seen, "SECOND" in seen) == (False, True, True)
+        (made,) = thread.load().compactions
+        assert (made.source, "add up squares" in made.text) == ("claude-code", True)
+        await ask("THIRD question", api, "d", resume=session)
+        seen = str(claude_worker.requests[-1])
+        assert ("add up squares" in seen, "FIRST" in seen, "THIRD" in seen) == (True, False, True)
+
+        thread.uncompact()
+        await ask("FOURTH question", api, "e", resume=session)
+        seen = str(claude_worker.requests[-1])
+        assert [each in seen for each in ("FIRST", "SECOND", "THIRD", "FOURTH")] == [True] * 4
+        assert "add up squares" not in seen
+
+    with claude_worker.scripted_api() as api:
+        asyncio.run(main(api))
+    assert memory.verify().ok
+
+
 @pytest.mark.faults
 @pytest.mark.timeout(300)  # importing the SDK in each process takes most of it
 @pytest.mark.usefixtures("cli")

@@ -33,6 +33,10 @@ ANSWER = "They add up to 30."
 TOOL = "mcp__math__square"
 
 
+requests: list[list[dict]] = []
+"""The messages that the scripted model was given, request by request."""
+
+
 class ScriptedApi(BaseHTTPRequestHandler):
     """`POST /v1/messages`, streamed, as far as the CLI needs it."""
 
@@ -41,6 +45,7 @@ class ScriptedApi(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        requests.append(asked["messages"])
         block = answer(asked["messages"])
         events = "".join(
             f"event: {kind}\ndata: {json.dumps({'type': kind, **data})}\n\n"
@@ -73,7 +78,12 @@ def tool_results(messages) -> list[str]:
 
 def stream(block, model) -> Iterator[tuple[str, dict]]:
     is_text = block["type"] == "text"
-    message = {"id": f"msg_{os.getpid()}", "type": "message", "role": "assistant", "model": model}
+    message = {
+        "id": f"msg_{os.getpid()}_{len(requests)}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+    }
     usage = {"input_tokens": 1, "output_tokens": 1}
     yield "message_start", {"message": {**message, "content": [], "stop_reason": None, "usage": usage}}
     yield (

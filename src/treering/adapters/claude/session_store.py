@@ -6,27 +6,37 @@ A transcript is the thread ``<session id>`` in the namespace ``<project key>``; 
 ``<session id>/<subpath>``. Its entries are the messages, unchanged, and each `append` is one durable
 checkpoint. The SDK repeats a batch when it does not know whether it arrived, so entries are identified by
 their ``uuid``: a transcript's uuids are read once, and after that only those that others added.
-**Invariant:** no two entries of a transcript have the same uuid, whoever appends, and its summary counts
-every entry once.
+
+When Claude Code compacts a session, it appends a boundary and a summary, and goes on from these. Such entries
+are stored with a compaction of the thread (see `treering.threads.compaction`). A compaction that was made in
+another way is loaded as a boundary and a summary before the entries that the model still sees; one that was
+undone is left out. **Invariant:** no two entries of a transcript have the same uuid, whoever appends, and its
+summary counts every entry once.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from datetime import datetime
 from threading import Lock
 from typing import Any, Final, NamedTuple, cast
+from uuid import NAMESPACE_URL, UUID, uuid5
 from weakref import WeakValueDictionary
 
 from treering.adapters.conversation import read_heads, retry_if_removed
 from treering.adapters.shared import Opened, SerialExecutor, StoreOrUrl, checked, thread_name
 from treering.bridge import Bridge
+from treering.core.clock import SystemClock, from_datetime
 from treering.errors import InvalidInput, MissingExtra, Vetoed
 from treering.runs.span import RunNode, current_node
 from treering.sync_async import Closing
 from treering.threads.checkpoint import MESSAGES, Checkpoint, ListPrefix, StateValue
-from treering.threads.thread import Thread, ThreadMoved
+from treering.threads.compaction import Compaction, Summary, View, made_compaction
+from treering.threads.hooks import check_choice
+from treering.threads.thread import Thread, ThreadMoved, save_compactions
 
 try:
     from claude_agent_sdk import (
@@ -48,6 +58,11 @@ SESSION: Final = "claude_session"
 SUMMARY: Final = "claude_summary"
 """The state value with the SDK's own, opaque summary of a session."""
 
+SOURCE: Final = "claude-code"
+"""Who made a compaction that entries of a session are."""
+
+_COMMON: Final = ("sessionId", "cwd", "version", "gitBranch", "userType", "entrypoint", "timestamp")
+_MADE_HERE: Final = 5
 _MAIN_CHARS: Final = 200
 _SUB_CHARS: Final = 300
 _MAX_CACHED: Final = 256
@@ -80,9 +95,14 @@ class TreeringSessionStore(SessionStore, Closing):
     """Stores the sessions of the Claude Agent SDK, so that they can be resumed.
 
     ``store_or_url`` is an open store, which you close, or the URL of one, which `close` closes.
+
+    A session whose thread was compacted (`Thread.compact`) is resumed from the summary, and the thread keeps
+    every entry; ``view="full"`` resumes it with all of them.
     """
 
-    def __init__(self, store_or_url: StoreOrUrl | None = None) -> None:
+    def __init__(self, store_or_url: StoreOrUrl | None = None, *, view: View = "compact") -> None:
+        check_choice(view, ("full", "compact"), "view")
+        self._view: View = view
         self._opened = Opened(store_or_url)
         self._store = self._opened.store
         self._transcripts: OrderedDict[Key, _Transcript] = OrderedDict()
@@ -102,9 +122,12 @@ class TreeringSessionStore(SessionStore, Closing):
                 await transcript.executor.call(transcript.append, _entries(entries))
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
-        """Return all entries of a transcript, or ``None`` if it does not exist."""
+        """Return the entries of a transcript, or ``None`` if it does not exist.
+
+        They are those that were appended, except where a compaction was made or undone in the store.
+        """
         transcript = self._transcript(_key(key))
-        return await transcript.executor.call(transcript.load)
+        return await transcript.executor.call(transcript.load, self._view)
 
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
         """List the main transcripts of a project, newest first."""
@@ -208,7 +231,9 @@ class _Transcript:
             if not new:
                 return
             try:
-                saved = self._thread.append(*new, state=self._changed_state(new))
+                saved = self._save(new)
+                if saved is None:
+                    continue
             except ThreadMoved:
                 if attempt == _ATTEMPTS - 1:
                     raise
@@ -218,10 +243,26 @@ class _Transcript:
             self._remember(saved, new)
             return
 
-    def load(self) -> list[SessionStoreEntry] | None:
-        return retry_if_removed(self._load)
+    def _save(self, new: list[SessionStoreEntry]) -> Checkpoint | None:
+        """Append entries, with the compactions that they are; ``None`` if others appended first."""
+        state = self._changed_state(new)
+        if not any(map(_is_summary, new)):
+            return self._thread.append(*new, state=state)
+        head = self._thread.head
+        if (None if head is None else head.id) != self._head:
+            return None
+        before: list[Any] = [] if head is None else head.messages
+        made = [] if head is None else head.compactions
+        entries = [*before, *new]
+        for at in range(len(before), len(entries)):
+            if _is_summary(entries[at]):
+                made.append(_compaction(entries, at, made))
+        return save_compactions(self._thread, made, "compact", state=state, metadata={}, messages=new)
 
-    def _load(self) -> list[SessionStoreEntry] | None:
+    def load(self, view: View) -> list[SessionStoreEntry] | None:
+        return retry_if_removed(lambda: self._load(view))
+
+    def _load(self, view: View) -> list[SessionStoreEntry] | None:
         checkpoint = self._thread.get()
         if checkpoint is None:
             self._forget()
@@ -229,7 +270,17 @@ class _Transcript:
         entries = checkpoint.messages
         self._uuids = set()
         self._remember(checkpoint, entries)
-        return entries
+        if view == "full":
+            return _without_compactions(entries, set())
+        compactions = checkpoint.compactions
+        known = {each.id for each in compactions}
+        shown = _without_compactions(entries, known)
+        if compactions and compactions[-1].source != SOURCE:
+            newest = compactions[-1]
+            kept = len(_without_compactions(entries[: newest.upto], known))
+            shown = _with_boundary(shown, kept, newest)
+            self._uuids.update(uuid for each in shown if isinstance(uuid := each.get("uuid"), str))
+        return shown
 
     def delete(self) -> None:
         if self._thread.head is not None:
@@ -289,6 +340,119 @@ class _Transcript:
         self._messages: ListPrefix | None = None
         self._state_refs: dict[str, StateValue] = {}
         self._state: dict[str, Any] = {}
+
+
+def _is_summary(entry: Mapping[str, Any]) -> bool:
+    return entry.get("isCompactSummary") is True and isinstance(entry.get("uuid"), str)
+
+
+def _is_boundary(entry: Mapping[str, Any]) -> bool:
+    return entry.get("type") == "system" and entry.get("subtype") == "compact_boundary"
+
+
+def _boundary_before(entries: Sequence[Any], at: int) -> dict[str, Any]:
+    """Return the boundary that the summary at this place belongs to, or an empty one."""
+    for entry in reversed(entries[:at]):
+        if _is_boundary(entry):
+            return entry
+        if _is_summary(entry):
+            break
+    return {}
+
+
+def _compaction(entries: Sequence[Any], at: int, earlier: Sequence[Compaction]) -> Compaction:
+    """Return the compaction whose summary is at this place: what comes after it, Claude Code appends."""
+    boundary = _boundary_before(entries, at)
+    about: dict[str, Any] = boundary.get("compactMetadata") or {}
+    kept: dict[str, Any] = about.get("preservedMessages") or {}
+    uuids = set(cast("list[str]", kept.get("uuids") or ()))
+    before, after = about.get("preTokens"), about.get("postTokens")
+    return made_compaction(
+        Summary(
+            messages=[entries[at], *(each for each in entries[:at] if each.get("uuid") in uuids)],
+            tokens=(before if type(before) is int else None, after if type(after) is int else None),
+        ),
+        entries[:at],
+        keeps=0,
+        since=earlier[-1].upto if earlier else 0,
+        end=at + 1,
+        now_us=_time_us(entries[at].get("timestamp")),
+        id=entries[at]["uuid"],
+        source=SOURCE,
+    )
+
+
+def _time_us(text: Any) -> int:
+    try:
+        return from_datetime(datetime.fromisoformat(text))
+    except (TypeError, ValueError):
+        return SystemClock().now_us()
+
+
+def _without_compactions(entries: Sequence[Any], known: AbstractSet[str]) -> list[Any]:
+    """Return entries without the summaries that are no (longer) compactions, and without their boundaries.
+
+    What follows such a summary follows the entry before its boundary instead.
+    """
+    gone: dict[str, str | None] = {}
+    shown: list[Any] = []
+    last: str | None = None
+    for at, entry in enumerate(entries):
+        if _is_summary(entry) and entry["uuid"] not in known:
+            boundary = _boundary_before(entries, at)
+            shown = [each for each in shown if each is not boundary]
+            followed = boundary.get("logicalParentUuid") or last
+            gone |= {entry["uuid"]: followed} | ({boundary["uuid"]: followed} if "uuid" in boundary else {})
+            continue
+        parent = entry.get("parentUuid")
+        is_moved = parent in gone or _is_made_here(parent)
+        shown.append({**entry, "parentUuid": gone.get(parent, last)} if is_moved else entry)
+        if entry.get("uuid") and entry.get("type") in ("user", "assistant"):
+            last = entry["uuid"]
+    return shown
+
+
+def _with_boundary(entries: Sequence[Any], upto: int, compaction: Compaction) -> list[Any]:
+    """Return entries with a boundary and a summary after the first ``upto``, as Claude Code writes them."""
+    before, after = entries[:upto], entries[upto:]
+    seen = {each["uuid"] for each in before if each.get("uuid")}
+    none: dict[str, Any] = {}
+    last = next((each for each in reversed(before) if each.get("uuid") and each.get("sessionId")), none)
+    common: dict[str, Any] = {name: last[name] for name in _COMMON if name in last}
+    ids = [str(uuid5(NAMESPACE_URL, f"treering:{compaction.id}/{each}")) for each in ("boundary", "summary")]
+    boundary: dict[str, Any] = {
+        **common,
+        "parentUuid": None,
+        "logicalParentUuid": last.get("uuid"),
+        "isSidechain": False,
+        "type": "system",
+        "subtype": "compact_boundary",
+        "content": "Conversation compacted",
+        "isMeta": False,
+        "level": "info",
+        "uuid": ids[0],
+        "compactMetadata": {"trigger": "manual", "preTokens": compaction.tokens_before or 0},
+    }
+    summary: dict[str, Any] = {
+        **common,
+        "parentUuid": ids[0],
+        "isSidechain": False,
+        "type": "user",
+        "message": {"role": "user", "content": compaction.text},
+        "isVisibleInTranscriptOnly": True,
+        "isCompactSummary": True,
+        "uuid": ids[1],
+    }
+    moved = [{**each, "parentUuid": ids[1]} if each.get("parentUuid") in seen else each for each in after]
+    return [*before, boundary, summary, *moved]
+
+
+def _is_made_here(uuid: Any) -> bool:
+    """Whether it is a uuid of `_with_boundary`: those of Claude Code are random."""
+    try:
+        return isinstance(uuid, str) and UUID(uuid).version == _MADE_HERE
+    except ValueError:
+        return False
 
 
 def _key(key: SessionKey | SessionListSubkeysKey) -> Key:
