@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from threading import Event
@@ -28,6 +28,7 @@ from treering.core.retention import Keep
 from treering.core.storage import Blobs
 from treering.effects.effects import Attempt, Effect, Effects, Intent, Status
 from treering.engines.cells import Cell, MoveReport
+from treering.lake.archive import Archived
 from treering.limits.alerts import Alert, AlertPage, AlertRule, Alerts, AlertWatch, What
 from treering.limits.budgets import Action, BudgetUsage, Caller, Every, Per, SharedBudget, SharedBudgets
 from treering.limits.tool_budgets import Budgets
@@ -354,6 +355,14 @@ class AsyncStore:
             dry_run=dry_run,
             grace_seconds=grace_seconds,
             on_progress=self._bridge.in_loop(on_progress),
+        )
+
+    async def archive(
+        self, *, before: datetime | timedelta, on_progress: Callable[[Archived], None] | None = None
+    ) -> Archived:
+        """Async twin of `Store.archive`."""
+        return await self._bridge.call(
+            self._store.archive, before=before, on_progress=self._bridge.in_loop(on_progress)
         )
 
     async def forget(

@@ -23,6 +23,7 @@ from treering.core.engine import Engine
 from treering.core.ids import check_space
 from treering.core.storage import Blobs
 from treering.errors import InvalidInput, MissingExtra, NotFound, Unreachable, Unsupported
+from treering.lake.engine import LakeEngine
 from treering.maintenance.stats import RESERVED
 from treering.plugins import load_plugin, plugins
 from treering.store import Store
@@ -398,9 +399,12 @@ def _open_folder(location: StoreLocation, options: _Options) -> Engine:
 
     folder = location.folder or Path(DEFAULT_FOLDER)
     blobs = _open_blobs(options.blobs) or FolderBlobs(folder / BLOBS_FOLDER, clock=options.clock)
-    return open_sqlite(
+    engine = open_sqlite(
         folder, durability=options.durability, blobs=blobs, clock=options.clock, phrases=_phrases
     )
+    lake = LakeEngine(engine, blobs)
+    engine.archived = lake.archived_events
+    return cast("Engine", lake)
 
 
 def _open_postgres(location: StoreLocation, options: _Options) -> Engine:
@@ -413,11 +417,21 @@ def _open_postgres(location: StoreLocation, options: _Options) -> Engine:
     from treering.engines.cells import CellEngine
 
     blobs = _open_blobs(options.blobs)
+    lake: LakeEngine | None = None
 
     def open_one(url: str) -> Any:
-        return open_postgres(url, blobs=blobs, clock=options.clock, phrases=_phrases)
+        engine = open_postgres(url, blobs=blobs, clock=options.clock, phrases=_phrases)
+        if lake is not None:
+            engine.archived = lake.archived_events
+        return engine
 
-    return cast("Engine", CellEngine(open_one(location.url), open_one))
+    home = open_one(location.url)
+    cells = CellEngine(home, open_one)
+    if blobs is None:
+        return cast("Engine", cells)
+    lake = LakeEngine(cells, blobs)
+    home.archived = lake.archived_events
+    return cast("Engine", lake)
 
 
 def _phrases() -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from treering.core.storage import Blobs
     from treering.effects.effects import Effect, Effects
     from treering.engines.cells import Cell, CellEngine, MoveReport
+    from treering.lake.archive import Archived
     from treering.limits.alerts import Alerts
     from treering.limits.budgets import Guard, SharedBudgets
     from treering.maintenance.audit import Audit
@@ -552,6 +554,34 @@ class Store:
             kept=collected.kept | {RUN: runs.kept},
             event=collected.event or runs.event,
         )
+
+    def archive(
+        self,
+        *,
+        before: datetime | timedelta,
+        on_progress: Callable[[Archived], None] | None = None,
+    ) -> Archived:
+        """Move what runs recorded on finished days out of the database, into Parquet files.
+
+        Everything stays readable through this store: lists, timelines, search, costs and audits are as they
+        were. `lake` has the files for other programs. Run `gc` afterwards to free the space of
+        contents. Needs the extra ``lake``.
+
+        Args:
+            before: What was committed before this day: a moment, or how long ago (``timedelta(days=30)``).
+            on_progress: Called with what was moved so far.
+        """
+        from treering.core.clock import SECOND_US, from_datetime
+        from treering.lake.archive import archive
+        from treering.lake.engine import lake_of
+
+        self.flush()
+        if isinstance(before, timedelta):
+            before_us = self._clock.now_us() - round(before.total_seconds() * SECOND_US)
+        else:
+            before_us = from_datetime(before)
+        lake = lake_of(self._engine)
+        return archive(lake, self._space, before_us=before_us, clock=self._clock, on_progress=on_progress)
 
     def forget(
         self,

@@ -56,11 +56,18 @@ DEATHS = {
     "backup.checked": "backs_up",
 }
 ELSEWHERE = {
+    "archive.dropped",
     "bucket.uploaded",
     "effect.called",
     "effect.ended",
     "effect.started",
     "history.stored",
+    "lake.catalogued",
+    "lake.cleaned",
+    "lake.deleted",
+    "lake.replaced",
+    "lake.rewritten",
+    "lake.written",
     "move.copied",
     "move.switched",
     "prune.copied",
@@ -76,7 +83,7 @@ ELSEWHERE = {
     "transfer.staged",
     "transfer.stored",
 }
-"""Failpoints that the tests of `effects`, `engines`, `importers`, `workspaces` and `sandbox` cover."""
+"""Failpoints that the tests of `effects`, `engines`, `importers`, `lake`, `workspaces` and `sandbox` cover."""
 
 FATES = {"commit.begin": "absent", "commit.before_commit": "absent", "commit.after_commit": "whole"}
 """Whether a batch is stored if its writer dies there."""

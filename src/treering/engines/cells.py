@@ -233,7 +233,8 @@ _ROUTED: Final = frozenset(
     {
         "commit", "stage", "claim", "heartbeat", "release", "missing", "get", "list_info", "lineage",
         "read_list", "refs", "scan_refs", "list_refs", "scan", "sums", "search", "scan_scopes", "erase",
-        "sweep", "check", "commit_digests", "reindex", "stats", "export", "load",
+        "sweep", "check", "commit_digests", "reindex", "stats", "export", "load", "drop_archived",
+        "forget_archived",
     }
 )  # fmt: skip
 """Methods of the engine contract whose first argument is a space, or has one."""

@@ -155,6 +155,9 @@ class _Copy:
 
     def _one_pass(self, note: _Note) -> None:
         self.passes += 1
+        copy_files: Callable[[Engine, str], None] | None = getattr(self.source, "copy_files", None)
+        if copy_files is not None:  # archived days, which the rows refer to
+            copy_files(self.target, self.space)
         stats = self.source.stats(self.space)
         of_rows = stats.objects + sum(getattr(stats, name) for name in _COUNTED)
         for part in self.source.export(self.space, after=note.position):

@@ -22,6 +22,7 @@ import weakref
 from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, overload
 
 import msgspec
@@ -58,7 +59,7 @@ from treering.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from treering.core.batch import Batch
+    from treering.core.batch import Batch, Event
     from treering.core.content import Address, Content
     from treering.core.query import Erasure, EventQuery, ListQuery, SearchQuery, SumQuery
     from treering.core.records import (
@@ -109,6 +110,8 @@ class SqlEngine:
         self._caches = SpaceCaches(counters_first=counters_first)
         self._items = ItemCache()
         self._group = GroupCommit(self._write)
+        self.archived: Callable[[str], Iterable[Event]] = _no_events
+        """Returns the events of a space that are stored elsewhere (see `engines.sql.archived`)."""
 
     @property
     def dictionary(self) -> Dictionary:
@@ -358,6 +361,27 @@ class SqlEngine:
             self._items.clear()
             self._caches.drop(number)
 
+    def drop_archived(self, space: str, seqs: Sequence[int]) -> int:
+        """Delete the rows of events that are stored elsewhere, but none of their totals; return how many."""
+        from treering.engines.sql import archived
+
+        try:
+            return archived.drop_archived(self._database, self._number_or_not_found(space), seqs)
+        finally:
+            self._caches.drop(self._number_or_not_found(space))
+
+    def forget_archived(self, space: str, events: Iterable[Event], *, file: str) -> None:
+        """Subtract events that were removed from an archived file from the totals, once for each file."""
+        from treering.engines.sql import archived
+
+        archived.forget_archived(self._database, self._number_or_not_found(space), events, file=file)
+
+    def store_id(self) -> str:
+        """Return the id of the store, by which files of several stores in one place are told apart."""
+        with self._database.reading() as session:
+            ((store,),) = session.rows("SELECT value FROM meta WHERE key = 'store_id'")
+        return store
+
     def sweep(
         self,
         space: str,
@@ -387,9 +411,10 @@ class SqlEngine:
 
         number = self._number_or_not_found(space)
         parts = self._database, self._objects, self._texts, number
-        again = self._opener() if processes > 1 else None
+        archived = partial(self.archived, space)
+        again = self._opener() if processes > 1 and next(iter(archived()), None) is None else None
         if again is None:
-            return verify.check(*parts, read_content=read_content, since=since)
+            return verify.check(*parts, read_content=read_content, since=since, archived=archived)
         from treering.engines.sql.verify_workers import check_in_processes
 
         return check_in_processes(
@@ -428,7 +453,7 @@ class SqlEngine:
     def reindex(self, space: str) -> None:
         """Rebuild all that is derived: roll-ups and search index."""
         number = self._number_or_not_found(space)
-        rollups.rebuild(self._database, number)
+        rollups.rebuild(self._database, number, partial(self.archived, space))
         self._texts.rebuild(self._database, number)
 
     def stats(self, space: str) -> SpaceStats:
@@ -487,6 +512,10 @@ class SqlEngine:
             for (number,) in session.rows("SELECT no FROM space WHERE name = ?", (name,)):
                 return number
         raise InvalidInput(f"the number of space {name!r} is taken by another space; choose another name")
+
+
+def _no_events(space: str) -> Iterable[Event]:  # noqa: ARG001 - the signature of `SqlEngine.archived`
+    return ()
 
 
 def outcome_of(decision: AcceptedBatch | Outcome, written: dict[str, Receipt]) -> Outcome:

@@ -5,6 +5,7 @@ The roll-up of a run has the number of the run in its key (`stored_key`); everyt
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from treering.core.records import Problem
@@ -13,8 +14,9 @@ from treering.engines.sql.rows import RECORD_SELECT, number_of_key, read_record,
 from treering.engines.sql.session import rows_in_chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from treering.core.batch import Event
     from treering.core.query import SumQuery
     from treering.core.records import Sum
     from treering.core.rollups import Measures
@@ -72,13 +74,15 @@ def _named(session: Session, space: int, rows: Sequence[Row], at: int) -> list[R
     return [(*row[:at], names.get(numbers[row[at]], row[at]), *row[at + 1 :]) for row in rows]
 
 
-def rebuild(database: Database, space: int) -> None:
-    """Count all events of a space again and replace its roll-ups.
+def rebuild(database: Database, space: int, archived: Callable[[], Iterable[Event]]) -> None:
+    """Count all events of a space again, with those ``archived`` outside of it, and replace its roll-ups.
 
     Runs in one write transaction, because a total that is half old and half new would be wrong.
     """
     with database.writing(space) as session:
         cells = recount(session, space)
+        for events in _some(archived()):
+            merge(cells, deltas(events))
         session.run("DELETE FROM rollup WHERE space = ?", (space,))
         if cells:
             add_to_rollups(session, space, cells)
@@ -114,12 +118,18 @@ def add_to_rollups(session: Session, space: int, cells: dict[RollupKey, Measures
     session.execute_many(_ADD, rows)
 
 
+def _some(events: Iterable[Event]) -> Iterator[list[Event]]:
+    each = iter(events)
+    while some := list(islice(each, _PAGE)):
+        yield some
+
+
 _KEY: Final = RollupKey._fields
 _COLUMNS: Final = (*_KEY, *MEASURES)
 _SAME: Final = " AND ".join(f"{name} = ?" for name in _KEY)
 _NONE: Final = [0] * len(MEASURES)
 _COUNT_IN: Final = (
-    f"INSERT INTO cell ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))}) "
+    f"INSERT INTO @ ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))}) "
     f"ON CONFLICT ({', '.join(_KEY)}) DO UPDATE SET "
     + ", ".join(f"{name} = {name} + excluded.{name}" for name in MEASURES)
 )
@@ -134,19 +144,28 @@ class Recount:
     So it is reported only if that one key, counted again in a transaction of its own, differs too.
     """
 
-    def __init__(self, database: Database, space: int, spill: SpillDatabase) -> None:
+    def __init__(
+        self, database: Database, space: int, spill: SpillDatabase, archived: Callable[[], Iterable[Event]]
+    ) -> None:
         self._database = database
         self._space = space
         self._spill = spill
+        self._archived = archived
         self._seq = 0
         self.events = 0
-        spill.rows(
-            f"CREATE TABLE cell ({', '.join(_COLUMNS)}, compared DEFAULT 0, PRIMARY KEY ({', '.join(_KEY)})) "
-            "WITHOUT ROWID"
-        )
+        for table in ("cell", "archived_cell"):
+            spill.rows(
+                f"CREATE TABLE {table} ({', '.join(_COLUMNS)}, compared DEFAULT 0, "
+                f"PRIMARY KEY ({', '.join(_KEY)})) WITHOUT ROWID"
+            )
 
     def count(self) -> Iterator[None]:
         """Count all events, a page at a time."""
+        for events in _some(self._archived()):
+            for table in ("cell", "archived_cell"):
+                self._count_in(table, deltas(events))
+            self.events += len(events)
+            yield
         page = _PAGE
         while page == _PAGE:
             with self._database.reading() as session:
@@ -188,14 +207,17 @@ class Recount:
             (self._space, self._seq, _PAGE),
         )
         if rows:
-            cells = deltas(read_record(row, session.dictionary).event for row in rows)
-            self._spill.many(_COUNT_IN, [(*stored_key(cell), *measures) for cell, measures in cells.items()])
+            self._count_in("cell", deltas(read_record(row, session.dictionary).event for row in rows))
             self._seq = rows[-1][0]
             self.events += len(rows)
         return len(rows)
 
-    def _counted(self, cell: Row) -> Measures:
-        rows = self._spill.rows(f"SELECT {', '.join(MEASURES)} FROM cell WHERE {_SAME}", cell)
+    def _count_in(self, table: str, cells: dict[RollupKey, Measures]) -> None:
+        rows = [(*stored_key(cell), *measures) for cell, measures in cells.items()]
+        self._spill.many(_COUNT_IN.replace("@", table), rows)
+
+    def _counted(self, cell: Row, table: str = "cell") -> Measures:
+        rows = self._spill.rows(f"SELECT {', '.join(MEASURES)} FROM {table} WHERE {_SAME}", cell)
         return list(rows[0]) if rows else _NONE
 
     def _confirmed(self, cells: list[RollupKey]) -> list[Problem]:
@@ -218,7 +240,7 @@ class Recount:
     def _count_cell(self, session: Session, cell: RollupKey) -> Measures:
         """Return one total, counted from its events."""
         condition, values = (" AND e.run = ?", [number_of_key(cell.key)]) if cell.grain == RUN else ("", [])
-        total: dict[RollupKey, Measures] = {}
+        total: dict[RollupKey, Measures] = {cell: [*self._counted(cell, "archived_cell")]}
         after = 0
         while rows := session.rows(
             f"{RECORD_SELECT} WHERE e.space = ? AND e.day = ? AND e.kind IN (?, ?) AND e.seq > ?{condition} "
@@ -231,7 +253,7 @@ class Recount:
                 for each, sums in deltas(read_record(row, session.dictionary).event for row in rows).items()
             }
             merge(total, {cell: counted[cell]} if cell in counted else {})
-        return total.get(cell, _NONE)
+        return total[cell]
 
 
 def _as_measures(values: tuple[Any, ...]) -> Measures:

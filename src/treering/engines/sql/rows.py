@@ -119,7 +119,12 @@ def run_number(run: str) -> int:
 @lru_cache(maxsize=4096)
 def run_key(run: str) -> str:
     """Return the key of a run in roll-ups: its number in eleven characters."""
-    return urlsafe_b64encode(run_number(run).to_bytes(8, "big", signed=True))[:11].decode()
+    return key_of_number(run_number(run))
+
+
+def key_of_number(number: int) -> str:
+    """Return the key of the run with this number."""
+    return urlsafe_b64encode(number.to_bytes(8, "big", signed=True))[:11].decode()
 
 
 def number_of_key(key: str) -> int:

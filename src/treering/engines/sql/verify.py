@@ -66,8 +66,9 @@ from treering.engines.sql.spill import SpillDatabase, SpillSet
 from treering.errors import Corrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from treering.core.batch import Event
     from treering.core.digests import CommitLeaves
     from treering.engines.sql.objects import Objects
     from treering.engines.sql.search import TextIndex
@@ -483,10 +484,23 @@ def check(
     *,
     read_content: bool = True,
     since: int = 0,
+    archived: Callable[[], Iterable[Event]] = tuple,
 ) -> Iterator[Problem | Checked]:
-    """Verify a space in this process; yield problems as they are found, and a `Checked` regularly."""
+    """Verify a space in this process; yield problems as they are found, and a `Checked` regularly.
+
+    ``archived`` returns the events that are counted in the totals, but stored outside of the database.
+    """
     with SpillDatabase() as spill:
-        checking = Check(database, objects, texts, space, spill=spill, read_content=read_content, since=since)
+        checking = Check(
+            database,
+            objects,
+            texts,
+            space,
+            spill=spill,
+            read_content=read_content,
+            since=since,
+            archived=archived,
+        )
         reported = Reported(spill)
         for page, problems in enumerate((each for unit in UNITS for each in checking.pages(unit)), 1):
             yield from reported.new(problems)
@@ -539,6 +553,7 @@ class Check:
         spill: SpillDatabase,
         read_content: bool,
         since: int,
+        archived: Callable[[], Iterable[Event]] = tuple,
     ) -> None:
         self._database = database
         self._texts = texts
@@ -552,7 +567,7 @@ class Check:
         self._contents = ContentChecker(
             database, objects, self._digests, space, read_content=read_content, since=since
         )
-        self._recount = Recount(database, space, spill)
+        self._recount = Recount(database, space, spill, archived)
         self.slots = SlotCounts(spill)
         self._refs = 0
 

@@ -41,9 +41,9 @@ from treering.engines.sql.spill import SpillDatabase, SpillSet
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
-    from treering.core.batch import Event
     from treering.core.query import Erasure
     from treering.core.records import Record
+    from treering.core.rollups import Measures, RollupKey
     from treering.engines.sql.objects import Objects
     from treering.engines.sql.search import TextIndex
     from treering.engines.sql.session import Database, Row, Session
@@ -225,38 +225,15 @@ class RowDeletion:
         # Not compared with their checksums: what is damaged can be erased as well.
         records = [read_record(row, session.dictionary) for row in rows]
         if records:
-            self._keep_leaves(session, rows, records)
+            keep_leaves(session, self._space, rows, records)
             session.run_many(
                 "DELETE FROM event WHERE space = ? AND seq = ?",
                 [(self._space, record.seq) for record in records],
             )
-            self._subtract(session, [record.event for record in records])
+            subtract(session, self._space, deltas(record.event for record in records))
             self.events += len(records)
             self.bytes += sum(len(record.event.data or b"") for record in records)
         return len(records)
-
-    def _keep_leaves(self, session: Session, rows: list[Row], records: list[Record]) -> None:
-        """Keep the leaves of erased events with their commits, so that the digests stay as they are."""
-        by_batch: dict[str, dict[int, bytes]] = {}
-        for row, record in zip(rows, records, strict=True):
-            erased = leaf("event", row[-2], event_form(record.event))
-            by_batch.setdefault(record.batch, {})[record.seq] = erased
-        sql = f"{_COMMITS} AND batch IN (@)"
-        for row in rows_in_chunks(session, sql, (self._space,), list(by_batch)):
-            commit = commit_of(row)
-            first_seq = commit.receipt.first_seq
-            erased = {seq - first_seq: each for seq, each in by_batch[commit.receipt.batch].items()}
-            leaves = msgspec.structs.replace(commit.leaves, erased=commit.leaves.erased | erased)
-            replace_commit(
-                session,
-                commit_row(self._space, row[1], commit.receipt, row[6], leaves, commit.digest),
-            )
-
-    def _subtract(self, session: Session, events: list[Event]) -> None:
-        cells = deltas(events)
-        negated = {cell: [-value for value in measures] for cell, measures in cells.items()}
-        add_to_rollups(session, self._space, negated)
-        session.run_many(_DROP_EMPTY, [(self._space, *stored_key(cell)) for cell in cells])
 
     def _some_refs(self, session: Session, limit: int) -> int:
         columns = "SELECT name, coalesce(length(value), 0), version FROM ref"
@@ -342,6 +319,28 @@ class RowDeletion:
 
 
 _COMMITS: Final = f"SELECT {', '.join(COMMIT_COLUMNS)} FROM commits WHERE space = ?"
+
+
+def keep_leaves(session: Session, space: int, rows: list[Row], records: list[Record]) -> None:
+    """Keep the leaves of deleted events with their commits, so that the digests stay as they are."""
+    by_batch: dict[str, dict[int, bytes]] = {}
+    for row, record in zip(rows, records, strict=True):
+        erased = leaf("event", row[-2], event_form(record.event))
+        by_batch.setdefault(record.batch, {})[record.seq] = erased
+    sql = f"{_COMMITS} AND batch IN (@)"
+    for row in list(rows_in_chunks(session, sql, (space,), list(by_batch))):
+        commit = commit_of(row)
+        first_seq = commit.receipt.first_seq
+        erased = {seq - first_seq: each for seq, each in by_batch[commit.receipt.batch].items()}
+        leaves = msgspec.structs.replace(commit.leaves, erased=commit.leaves.erased | erased)
+        replace_commit(session, commit_row(space, row[1], commit.receipt, row[6], leaves, commit.digest))
+
+
+def subtract(session: Session, space: int, cells: dict[RollupKey, Measures]) -> None:
+    """Subtract from the roll-ups; an empty total is removed."""
+    negated = {cell: [-value for value in measures] for cell, measures in cells.items()}
+    add_to_rollups(session, space, negated)
+    session.run_many(_DROP_EMPTY, [(space, *stored_key(cell)) for cell in cells])
 
 
 class UnfinishedErasure(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from treering.engines.sql.commit.decide import invalidate_caches
 from treering.engines.sql.commit.write import STAGE_SECONDS
 from treering.engines.sql.gc.mark import COMMITS, PAGE, Mark, Walk
 from treering.engines.sql.objects import ORPHAN_SECONDS
-from treering.engines.sql.rows import BODY_PART_BITS, item_key
+from treering.engines.sql.rows import BODY_PART_BITS, item_key, key_of_number
 from treering.engines.sql.session import Session, rows_in_chunks
 from treering.engines.sql.spill import SpillDatabase
 from treering.errors import Corrupt
@@ -316,7 +316,7 @@ class DeletionLog:
 
 
 def drop_unused_runs(database: Database, space: int, opened: Opener) -> None:
-    """Delete the names of runs that no row of the journal refers to."""
+    """Delete the names of runs that no row of the journal refers to, and no total."""
     after = -(1 << 63)
     while True:
         with database.reading() as session:
@@ -324,7 +324,12 @@ def drop_unused_runs(database: Database, space: int, opened: Opener) -> None:
                 f"SELECT no, {_UNUSED_RUN} FROM run WHERE space = ? AND no > ? ORDER BY no LIMIT ?",
                 (space, after, SLICE),
             )
-        unused = [(space, no) for no, is_unused in rows if is_unused]
+            numbers = {key_of_number(no): no for no, is_unused in rows if is_unused}
+            # The events of archived runs are elsewhere, but their totals are here.
+            sql = "SELECT DISTINCT key FROM rollup WHERE space = ? AND grain = 'run' AND key IN (@)"
+            for (key,) in rows_in_chunks(session, sql, (space,), list(numbers)):
+                numbers.pop(key, None)
+        unused = [(space, no) for no in numbers.values()]
         if unused:
             with opened() as session:
                 session.run_many(f"DELETE FROM run WHERE space = ? AND no = ? AND {_UNUSED_RUN}", unused)
