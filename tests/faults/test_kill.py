@@ -83,7 +83,7 @@ ELSEWHERE = {
     "transfer.staged",
     "transfer.stored",
 }
-"""Failpoints that the tests of `effects`, `engines`, `importers`, `lake`, `workspaces` and `sandbox` cover."""
+"""Failpoints that tests of `effects`, `engines`, `importers`, `lake`, `sandbox` and `workspaces` cover."""
 
 FATES = {"commit.begin": "absent", "commit.before_commit": "absent", "commit.after_commit": "whole"}
 """Whether a batch is stored if its writer dies there."""
