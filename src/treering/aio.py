@@ -23,12 +23,12 @@ from treering.core.batch import Batch, Draft, Receipt
 from treering.core.clock import Clock
 from treering.core.content import Address
 from treering.core.engine import Engine
-from treering.core.records import Checked, SweepProgress
+from treering.core.query import SqlResult
+from treering.core.records import Archive, Archived, Checked, SweepProgress
 from treering.core.retention import Keep
 from treering.core.storage import Blobs
 from treering.effects.effects import Attempt, Effect, Effects, Intent, Status
 from treering.engines.cells import Cell, MoveReport
-from treering.lake.archive import Archived
 from treering.limits.alerts import Alert, AlertPage, AlertRule, Alerts, AlertWatch, What
 from treering.limits.budgets import Action, BudgetUsage, Caller, Every, Per, SharedBudget, SharedBudgets
 from treering.limits.tool_budgets import Budgets
@@ -289,6 +289,12 @@ class AsyncStore:
         """Async twin of `Store.cost`."""
         return AsyncCosts(self._store.cost, self._bridge)
 
+    async def query(
+        self, sql: str, params: Sequence[Any] = (), *, max_rows: int = 10000, seconds: float = 30.0
+    ) -> SqlResult:
+        """Async twin of `Store.query`."""
+        return await self._bridge.call(self._store.query, sql, params, max_rows=max_rows, seconds=seconds)
+
     @property
     def performance(self) -> AsyncPerformance:
         """Async twin of `Store.performance`."""
@@ -358,12 +364,16 @@ class AsyncStore:
         )
 
     async def archive(
-        self, *, before: datetime | timedelta, on_progress: Callable[[Archived], None] | None = None
+        self, *, before: str | datetime | timedelta, on_progress: Callable[[Archived], None] | None = None
     ) -> Archived:
         """Async twin of `Store.archive`."""
         return await self._bridge.call(
             self._store.archive, before=before, on_progress=self._bridge.in_loop(on_progress)
         )
+
+    async def archived(self) -> Archive:
+        """Async twin of `Store.archived`."""
+        return await self._bridge.call(self._store.archived)
 
     async def forget(
         self,

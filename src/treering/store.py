@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from treering.approvals.approvals import Approvals
-    from treering.core.records import Checked, SweepProgress
+    from treering.core.query import SqlResult
+    from treering.core.records import Archive, Archived, Checked, SweepProgress
     from treering.core.retention import Keep
     from treering.core.storage import Blobs
     from treering.effects.effects import Effect, Effects
     from treering.engines.cells import Cell, CellEngine, MoveReport
-    from treering.lake.archive import Archived
     from treering.limits.alerts import Alerts
     from treering.limits.budgets import Guard, SharedBudgets
     from treering.maintenance.audit import Audit
@@ -419,6 +419,35 @@ class Store:
 
         return Costs(self._engine, self._space)
 
+    def query(
+        self, sql: str, params: Sequence[Any] = (), *, max_rows: int = 10_000, seconds: float = 30.0
+    ) -> SqlResult:
+        """Answer a SELECT over all runs, live and archived, by DuckDB.
+
+        The tables ``events`` and ``runs`` and the views ``spans``, ``tool_calls``, ``messages`` and ``costs``
+        are described in docs/lake.md. ``WHERE day >= ...`` reads only those days. Needs the extra ``lake``.
+
+        Args:
+            sql: One SELECT.
+            params: Values for ``?`` in it.
+            max_rows: Return only so many rows, and say so (``truncated``).
+            seconds: Give up after this time.
+
+        Raises:
+            InvalidInput: The SQL is wrong; the message is DuckDB's.
+            TimedOut: It took too long.
+        """
+        from treering.core.query import SqlQuery
+
+        self.flush()
+        asked = SqlQuery(sql=sql, params=tuple(params), max_rows=max_rows, seconds=seconds)
+        remote: Callable[[str, SqlQuery], SqlResult] | None = getattr(self._engine, "query", None)
+        if remote is not None:
+            return remote(self._space, asked)
+        from treering.lake.query import query
+
+        return query(self._engine, self._space, asked)
+
     @property
     def performance(self) -> Performance:
         """Latencies, error rates and tokens per second."""
@@ -558,30 +587,42 @@ class Store:
     def archive(
         self,
         *,
-        before: datetime | timedelta,
+        before: str | datetime | timedelta,
         on_progress: Callable[[Archived], None] | None = None,
     ) -> Archived:
         """Move what runs recorded on finished days out of the database, into Parquet files.
 
         Everything stays readable through this store: lists, timelines, search, costs and audits are as they
-        were. `lake` has the files for other programs. Run `gc` afterwards to free the space of
+        were. `archived` has the files for other programs. Run `gc` afterwards to free the space of
         contents. Needs the extra ``lake``.
 
         Args:
-            before: What was committed before this day: a moment, or how long ago (``timedelta(days=30)``).
-            on_progress: Called with what was moved so far.
+            before: What was committed before this day: an age (``"30d"``, a timedelta), a date or a moment.
+            on_progress: Called with what was moved so far, by local stores.
+
+        Raises:
+            Unsupported: The store has no blob store.
         """
-        from treering.core.clock import SECOND_US, from_datetime
-        from treering.lake.archive import archive
-        from treering.lake.engine import lake_of
+        from treering.core.retention import cut_off_us
 
         self.flush()
-        if isinstance(before, timedelta):
-            before_us = self._clock.now_us() - round(before.total_seconds() * SECOND_US)
-        else:
-            before_us = from_datetime(before)
+        before_us = cut_off_us(before, self._clock.now_us())
+        remote: Callable[[str, int], Archived] | None = getattr(self._engine, "archive_before", None)
+        if remote is not None:
+            return remote(self._space, before_us)
+        from treering.lake.engine import lake_of
+
         lake = lake_of(self._engine)
+        from treering.lake.archive import archive
+
         return archive(lake, self._space, before_us=before_us, clock=self._clock, on_progress=on_progress)
+
+    def archived(self) -> Archive:
+        """Return the archived files, exactly those that belong to the store now."""
+        from treering.core.records import Archive
+
+        found: Callable[[str], Archive] | None = getattr(self._engine, "archive_info", None)
+        return Archive(url=None) if found is None else found(self._space)
 
     def forget(
         self,

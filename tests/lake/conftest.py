@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 import treering
+from tests.cli.conftest import run as treering_command
 from treering.core.clock import DAY_US, SystemClock
 from treering.runs.timeline import timeline_report
 from treering.store import Store
+
+__all__ = ["treering_command"]  # a fixture
 
 CANARY = "zanzibar-5521"
 """In everything that thread ``t1`` says."""
@@ -97,9 +100,6 @@ def folder(written: Path, tmp_path: Path) -> Path:
 def store(folder: Path) -> Iterator[Store]:
     with treering.open(folder) as opened:
         yield later(opened)
-
-
-Opened = Callable[[], Store]
 
 
 def bytes_of(folder: Path) -> bytes:

@@ -19,8 +19,13 @@ from tests.servers.bucket import S3Bucket
 from treering.blobs.location import open_blobs
 from treering.core.retention import Keep
 from treering.errors import InvalidInput, NotFound, Unsupported
-from treering.lake.engine import lake_of
+from treering.lake.engine import KINDS, PREFIXES, lake_of
 from treering.maintenance.audit import new_key
+from treering.runs.exchanges import EXCHANGE
+from treering.runs.otlp.decode import LOG, METRIC
+from treering.runs.otlp.traces import ATTRIBUTES
+from treering.runs.run import RUN
+from treering.runs.span import MESSAGE, OPEN, SPAN
 from treering.store import Store
 from treering.testing import failpoints
 
@@ -81,13 +86,15 @@ class TestReading:
     def test_what_a_checkpoint_or_a_young_day_needs_stays(self, store: Store) -> None:
         store.thread("t1").append({"role": "user", "content": "kept"})
         young = Store(store.engine)  # with the real clock, today is not finished
-        assert young.archive(before=A_DAY * 0).events == 0
+        assert young.archive(before="1h").events == 0
         store.archive(before=A_DAY)
         assert [message["content"] for message in store.thread("t1").load().messages] == ["kept"]
 
     def test_it_cannot_reach_into_the_future(self, store: Store) -> None:
         with pytest.raises(InvalidInput, match="is in the future"):
-            store.archive(before=-A_DAY)
+            store.archive(before="2999-01-01")
+        with pytest.raises(InvalidInput, match="use an age like '30d'"):
+            store.archive(before="soon")
 
     def test_a_store_without_a_blob_store_says_so(self) -> None:
         with treering.open("memory:") as store, pytest.raises(Unsupported, match="no blob store"):
@@ -105,6 +112,11 @@ class TestReading:
                 assert copy.verify().ok
         with treering.open("memory:") as other, pytest.raises(Unsupported, match="a copy of archived days"):
             store.copy_to(other)
+
+
+def test_the_kinds_that_are_archived_are_those_of_runs() -> None:
+    assert {RUN, MESSAGE, LOG, METRIC, ATTRIBUTES} == KINDS
+    assert set(PREFIXES) == {SPAN, OPEN, EXCHANGE}
 
 
 class TestTrust:

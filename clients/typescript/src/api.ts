@@ -181,6 +181,39 @@ export interface ApprovalRules {
   rules: ApprovalRule[];
 }
 
+/** The archived days of a space, and where its files are. */
+export interface Archive {
+  url: string | null;
+  rows?: number;
+  bytes?: number;
+  through?: number;
+  files?: ArchivedFile[];
+}
+
+/** What to archive: everything of the days before ``before``, an age such as ``30d`` or a date. */
+export interface ArchiveOrder {
+  before: string;
+}
+
+/** What archiving moved out of the database. */
+export interface Archived {
+  events?: number;
+  runs?: number;
+  files?: number;
+  bytes?: number;
+  days?: string[];
+  through?: number;
+}
+
+/** An archived file: its path in the blob store, its day, and what it holds. */
+export interface ArchivedFile {
+  path: string;
+  day: string;
+  rows: number;
+  bytes: number;
+  sha256: string;
+}
+
 /** A tool call that waits for an answer. */
 export interface AskedCall {
   tool: string;
@@ -1598,6 +1631,23 @@ export interface Spread {
   deviation: number;
   least: number;
   most: number;
+}
+
+/** A SELECT, values for its ``?``, and its bounds. */
+export interface SqlRequest {
+  sql: string;
+  params?: (string | number | boolean | null)[];
+  max_rows?: number;
+  seconds?: number;
+}
+
+/** The rows of a query. Dates and times are ISO 8601; with ``truncated``, there are more rows. */
+export interface SqlRows {
+  columns: string[];
+  types: string[];
+  rows: Json[][];
+  truncated: boolean;
+  seconds: number;
 }
 
 /** The state of the thread at a step, and the JSON patch from the step before. */
@@ -3237,6 +3287,30 @@ export interface Operations {
     reply: Collection;
     given: { body: Operations["collect_garbage"]["body"]; signal?: AbortSignal | undefined };
   };
+  /** Return the archived days: Parquet files in the blob store, which other programs may read. */
+  get_archive: {
+    path: Record<string, never>;
+    query: Record<string, never>;
+    body: undefined;
+    reply: Archive;
+    given: { signal?: AbortSignal | undefined };
+  };
+  /** Move what runs recorded on finished days into Parquet files. It stays readable here. */
+  archive_days: {
+    path: Record<string, never>;
+    query: Record<string, never>;
+    body: ArchiveOrder;
+    reply: Archived;
+    given: { body: Operations["archive_days"]["body"]; signal?: AbortSignal | undefined };
+  };
+  /** Answer a SELECT over all runs of the project, live and archived. Rows, time and memory are bounded. */
+  query_runs: {
+    path: Record<string, never>;
+    query: Record<string, never>;
+    body: SqlRequest;
+    reply: SqlRows;
+    given: { body: Operations["query_runs"]["body"]; signal?: AbortSignal | undefined };
+  };
   /** Permanently erase a thread, a namespace or a scope. */
   forget_in_store: {
     path: Record<string, never>;
@@ -3671,6 +3745,9 @@ export const OPERATIONS = {
   verify_seals: ["POST", "/store/seals/verify"],
   prove_event: ["GET", "/store/proofs/{event}"],
   collect_garbage: ["POST", "/store/gc"],
+  get_archive: ["GET", "/store/archive"],
+  archive_days: ["POST", "/store/archive"],
+  query_runs: ["POST", "/store/query"],
   forget_in_store: ["POST", "/store/forget"],
   reindex_store: ["POST", "/store/reindex"],
   get_cell: ["GET", "/store/cell"],

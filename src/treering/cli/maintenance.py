@@ -10,11 +10,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 
-from treering.cli.console import clean, counts, limited, progress, show, size, when
+from treering.cli.console import clean, clean_json, counts, limited, progress, rows, say, show, size, when
 from treering.cli.options import (
     AllOption,
     JsonOption,
@@ -28,7 +28,7 @@ from treering.cli.options import (
 from treering.cli.sandbox import EndpointOption, StorageOption, config_of, open_checkpoints
 
 if TYPE_CHECKING:
-    from treering.core.records import Checked, SweepProgress
+    from treering.core.records import Archive, Archived, Checked, SweepProgress
     from treering.core.retention import Keep
     from treering.maintenance.copy import CopyProgress, CopyReport
     from treering.maintenance.gc import Collection
@@ -41,11 +41,25 @@ if TYPE_CHECKING:
 _PROBLEMS_FOUND: Final = 5
 _SHOWN: Final = 20
 _GRACE_SECONDS: Final = 3600.0
+_ALL_ROWS: Final = 1 << 40
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (verify, check_deploy, gc, forget, index, reindex, copy, stats, backup, migrate):
+    for command in (
+        verify,
+        check_deploy,
+        gc,
+        archive,
+        sql,
+        forget,
+        index,
+        reindex,
+        copy,
+        stats,
+        backup,
+        migrate,
+    ):
         app.command()(command)
     app.command("bind-role")(bind_role)
     app.command("move-project")(move_project)
@@ -252,6 +266,107 @@ def _collect_checkpoints(
         )
     lines = [] if forgotten is None else _forgotten_lines(forgotten)
     show({"forgotten": forgotten, "pruned": pruned}, [*lines, *_pruned_lines(pruned)], as_json=as_json)
+
+
+@takes_store
+def archive(
+    *,
+    before: Annotated[
+        str | None,
+        typer.Option(metavar="AGE", help="Archive days older than this: 30d, or a date."),
+    ] = None,
+    place: StorePlace,
+    every: AllOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Move finished days of runs into Parquet files; list the files.
+
+    Archived runs stay listed, readable and searchable. Without --before, nothing is moved.
+
+    Examples:
+        treering archive --before 30d
+        treering archive --json
+    """
+    if before is None:
+        with place.existing(every=every) as opened:
+            listed = _each(opened, lambda one: one.archived(), every=every)
+        _show(listed, _archive_lines, every=every, as_json=as_json)
+        return
+    with place.existing(every=every) as opened, progress("archiving") as bar:
+
+        def on_progress(state: Archived) -> None:
+            bar.update(state.events, None, bytes=state.bytes)
+
+        done = _each(opened, lambda one: one.archive(before=before, on_progress=on_progress), every=every)
+    _show(done, _archived_lines, every=every, as_json=as_json)
+
+
+def _archive_lines(found: Archive) -> list[str]:
+    if not found.files:
+        return ["nothing is archived; archive with: treering archive --before 30d"]
+    head = f"{counts({'files': len(found.files), 'events': found.rows})}, {size(found.bytes)} in {found.url}"
+    table = [[file.day, f"{file.rows:,}", size(file.bytes), file.path] for file in found.files]
+    return [head, *rows([["day", "events", "size", "file"], *table])]
+
+
+def _archived_lines(done: Archived) -> list[str]:
+    if not done.events:
+        return ["nothing to archive"]
+    moved = counts({"events": done.events, "runs": done.runs, "files": done.files})
+    days = done.days[0] if len(done.days) == 1 else f"{done.days[0]} to {done.days[-1]}"
+    return [f"archived {moved} ({size(done.bytes)}) of {days}", "free the space with: treering gc"]
+
+
+@takes_store
+def sql(
+    query: Annotated[str, typer.Argument(metavar="SELECT", help="One SELECT, or - to read it from stdin.")],
+    *,
+    format: Annotated[
+        Literal["table", "csv", "jsonl"], typer.Option("--format", help="How rows are printed.")
+    ] = "table",
+    limit: LimitOption = 1000,
+    seconds: Annotated[float, typer.Option(metavar="N", min=0.1, help="Give up after this time.")] = 30.0,
+    place: StorePlace,
+    as_json: JsonOption = False,
+) -> None:
+    """Query all runs in SQL, live and archived.
+
+    Tables and views: runs, events, spans, tool_calls, messages, costs (docs/lake.md).
+
+    Examples:
+        treering sql "select agent, sum(cost) from runs where day > '2026-11-01' group by 1"
+        treering sql "select name, count(*) from tool_calls where status = 'error' group by 1" --json
+        treering sql "select * from costs" --format csv --limit 0
+    """
+    import csv
+    import io
+
+    import msgspec
+
+    from treering.core.query import json_rows
+
+    text = sys.stdin.read() if query == "-" else query
+    with place.existing() as opened:
+        found = opened.query(text, max_rows=limit or _ALL_ROWS, seconds=seconds)
+    plain = json_rows(found)
+    if found.truncated:
+        say(f"note: only {limit:,} rows are shown (--limit 0 shows all)")
+    if as_json:
+        show([dict(zip(found.columns, row, strict=True)) for row in plain], (), as_json=True)
+    elif format == "jsonl":
+        for row in plain:
+            record = msgspec.json.encode(dict(zip(found.columns, row, strict=True)))
+            typer.echo(clean_json(record))
+    elif format == "csv":
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerows([found.columns, *plain])
+        typer.echo(clean(out.getvalue()), nl=False)
+    else:
+        table = [
+            ["" if each is None else clean(str(each)).replace("\n", " ") for each in row] for row in plain
+        ]
+        show(None, rows([list(found.columns), *table]), as_json=False)
 
 
 @takes_store

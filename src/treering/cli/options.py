@@ -154,7 +154,7 @@ PANELS: Final = {
     "Sandboxes": "run checkpoints output",
     "Data of agents": "memory state schedules worker effects approvals budgets alerts",
     "Other tools": "import export hook push pull remote",
-    "Store": "stats growth verify audit gc forget reindex index copy backup migrate doctor",
+    "Store": "stats growth verify audit gc archive sql forget reindex index copy backup migrate doctor",
     "Tenants of PostgreSQL": "bind-role move-project cells",
     "Servers": "ui serve keys mcp proxy",
 }

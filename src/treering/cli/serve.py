@@ -72,6 +72,10 @@ def serve(
         typer.Option(metavar="URL", help="Where people open the dashboard, for links in alerts."),
     ] = None,
     reruns: RerunsOption = False,
+    archive_after: Annotated[
+        str | None,
+        typer.Option(metavar="AGE", help="Archive days older than this (30d), in the background."),
+    ] = None,
     search: Annotated[
         bool, typer.Option("--search/--no-search", help="Build the search index in the background.")
     ] = True,
@@ -108,6 +112,7 @@ def serve(
         api_key=api_key,
         hosts=tuple(allow_host or ()),
         public_url=public_url,
+        archive_after=archive_after,
         search=search,
         reruns=_store_environment(place) if reruns else None,
     )

@@ -18,12 +18,14 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 import msgspec
 
 from treering.core.clock import DAY_US, day_of
 from treering.core.ids import ID_CHARS, time_of
+from treering.core.notebook import table
 from treering.errors import Conflict, Corrupt, InvalidInput
 
 if TYPE_CHECKING:
@@ -115,6 +117,54 @@ class SearchQuery(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     namespace: str | None = None
     limit: int = 10
+
+
+class SqlQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """A query in SQL over the runs of a space, and what it may use (see `treering.lake.query`)."""
+
+    sql: str
+    params: tuple[Any, ...] = ()
+    """Values for ``?`` or ``$1``."""
+    max_rows: int = 10_000
+    seconds: float = 30.0
+
+
+class SqlResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows of a query. With ``truncated``, there are more than were asked for."""
+
+    columns: tuple[str, ...]
+    types: tuple[str, ...]
+    """DuckDB's names of the types."""
+    rows: tuple[tuple[Any, ...], ...]
+    truncated: bool = False
+    seconds: float = 0.0
+
+    def _repr_html_(self) -> str:
+        return table("Query", self.rows, head=self.columns)
+
+    def dicts(self) -> list[dict[str, Any]]:
+        """Return each row as a dict."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+def json_rows(result: SqlResult) -> list[tuple[Any, ...]]:
+    """Return the rows of a query as JSON has them: dates and times as ISO 8601, bytes as hex digits."""
+    return [tuple(map(_json_value, row)) for row in result.rows]
+
+
+def _json_value(value: Any) -> Any:
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, list | tuple):
+        return list(map(_json_value, cast("Iterable[Any]", value)))
+    if isinstance(value, dict):
+        return {str(key): _json_value(each) for key, each in cast("dict[Any, Any]", value).items()}
+    isoformat = getattr(value, "isoformat", None)
+    return str(value) if isoformat is None else isoformat()
 
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):

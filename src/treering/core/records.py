@@ -232,6 +232,58 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
+class Archived(msgspec.Struct, frozen=True, kw_only=True):
+    """What archiving moved out of the database."""
+
+    events: int = 0
+    runs: int = 0
+    """Runs of which something was moved; a long run may be counted in several chunks."""
+    files: int = 0
+    bytes: int = 0
+    days: tuple[str, ...] = ()
+    through: int = 0
+    """All events up to this sequence number that can be archived are."""
+
+    def plus(self, other: Archived) -> Archived:
+        """Return both together."""
+        return Archived(
+            events=self.events + other.events,
+            runs=self.runs + other.runs,
+            files=self.files + other.files,
+            bytes=self.bytes + other.bytes,
+            days=tuple(sorted({*self.days, *other.days})),
+            through=max(self.through, other.through),
+        )
+
+
+class ArchivedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """An archived file: its path in the blob store, its day, and what it holds."""
+
+    path: str
+    day: str
+    rows: int
+    bytes: int
+    sha256: str
+
+
+class Archive(msgspec.Struct, frozen=True, kw_only=True):
+    """The archived days of a space, and where its files are."""
+
+    url: str | None
+    """The blob store; ``None`` if this store has none."""
+    rows: int = 0
+    bytes: int = 0
+    through: int = 0
+    """All events up to this sequence number that can be archived are."""
+    files: tuple[ArchivedFile, ...] = ()
+
+    @property
+    def paths(self) -> list[str]:
+        """The locations of the files, for programs that read Parquet."""
+        root = (self.url or "").removeprefix("file://").rstrip("/")
+        return [f"{root}/{file.path}" for file in self.files]
+
+
 class SweepProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a garbage collection is: events that were followed, then bytes that were deleted."""
 

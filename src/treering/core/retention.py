@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
 
-from treering.core.clock import DAY_US, SECOND_US, day_of, to_datetime
+from treering.core.clock import DAY_US, SECOND_US, day_of, from_datetime, to_datetime
 from treering.errors import InvalidInput
 
 
@@ -49,7 +49,7 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
                 f"keep tagged={self.tagged!r} is invalid; use a tuple of tags, such as ('release',)"
             )
         if self.within is not None:
-            _age_us(self.within)
+            age_us(self.within)
 
     @classmethod
     def parse(cls, text: str) -> Keep:
@@ -134,7 +134,7 @@ def _collect_reasons(newest_first: list[_Case], keep: Keep, now_us: int) -> None
     for case in newest_first[: keep.last or 0]:
         case.reasons.append("last")
     if keep.within is not None:
-        since_us = now_us - _age_us(keep.within)
+        since_us = now_us - age_us(keep.within)
         for case in newest_first:
             if case.entry.ts_us >= since_us:
                 case.reasons.append("within")
@@ -173,7 +173,8 @@ def _month_of(ts_us: int) -> int:
     return moment.year * 12 + moment.month
 
 
-def _age_us(age: object) -> int:
+def age_us(age: object, name: str = "keep within") -> int:
+    """Return an age such as ``30d`` in microseconds; ``name`` is what an error calls it."""
     if isinstance(age, timedelta):
         span_us = age // timedelta(microseconds=1)
     elif isinstance(age, str) and _AGE.fullmatch(age):
@@ -181,8 +182,24 @@ def _age_us(age: object) -> int:
     else:
         span_us = 0
     if span_us <= 0:
-        raise InvalidInput(f"keep within={age!r} is invalid; use an age like '30d' or '12h', or a timedelta")
+        raise InvalidInput(f"{name}={age!r} is invalid; use an age like '30d' or '12h', or a timedelta")
     return span_us
+
+
+def cut_off_us(before: str | datetime | timedelta, now_us: int) -> int:
+    """Return a cut-off in microseconds: of a moment, a date, or an age such as ``30d``.
+
+    Raises:
+        InvalidInput: It is none of these.
+    """
+    if isinstance(before, str):
+        try:
+            before = datetime.fromisoformat(before)
+        except ValueError:
+            return now_us - age_us(before, "before")
+    if isinstance(before, datetime):
+        return from_datetime(before if before.tzinfo is not None else before.replace(tzinfo=UTC))
+    return now_us - age_us(before, "before")
 
 
 def _number(name: str, text: str) -> int:

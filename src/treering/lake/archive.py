@@ -28,21 +28,27 @@ from contextlib import suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import msgspec
 from msgspec import structs
 
 from treering.core.batch import ABSENT, Draft
 from treering.core.clock import DAY_US, SECOND_US, day_of, to_iso
 from treering.core.encoding import encode_json
-from treering.core.failpoints import declare, hit
+from treering.core.failpoints import hit
 from treering.core.ids import Scope, new_id, parse_scope
 from treering.core.query import Erasure, EventQuery, each_ref, record_pages
+from treering.core.records import Archived
 from treering.core.tree import FileEntry, Tree, encode_tree
 from treering.errors import InvalidInput, NotFound, RefMoved
 from treering.lake import files
 from treering.lake.engine import (
+    CATALOGUED,
+    CLEANED,
+    DELETED,
+    REPLACED,
+    REWRITTEN,
     SCOPE,
     STATE,
+    WRITTEN,
     Catalogue,
     LakeEngine,
     LakeFile,
@@ -67,37 +73,6 @@ CHUNK: Final = 50_000
 _PAGE: Final = 1000
 _ORPHAN_SECONDS: Final = 3600.0
 """A file that is not in the catalogue and older than this has no writer any more."""
-
-WRITTEN: Final = declare("lake.written", "files of archived events are durable, the catalogue lacks them")
-CATALOGUED: Final = declare("lake.catalogued", "archived events are in the catalogue, and still in rows")
-CLEANED: Final = declare("lake.cleaned", "rows of archived events are deleted, which is not noted yet")
-REWRITTEN: Final = declare("lake.rewritten", "a file without erased events is durable, the old one is read")
-REPLACED: Final = declare("lake.replaced", "a file without erased events is read, the old one still exists")
-DELETED: Final = declare("lake.deleted", "the old file is deleted, its ref is not")
-
-
-class Archived(msgspec.Struct, frozen=True, kw_only=True):
-    """What `archive` moved out of the database."""
-
-    events: int = 0
-    runs: int = 0
-    """Runs of which something was moved; a long run may be counted in several chunks."""
-    files: int = 0
-    bytes: int = 0
-    days: tuple[str, ...] = ()
-    through: int = 0
-    """All events up to this sequence number that can be archived are."""
-
-    def plus(self, other: Archived) -> Archived:
-        """Return both together."""
-        return Archived(
-            events=self.events + other.events,
-            runs=self.runs + other.runs,
-            files=self.files + other.files,
-            bytes=self.bytes + other.bytes,
-            days=tuple(sorted({*self.days, *other.days})),
-            through=max(self.through, other.through),
-        )
 
 
 def archive(
@@ -228,7 +203,7 @@ def _rows(lake: LakeEngine, space: str, records: Sequence[Record], through: int)
         contents: dict[Address, Content] = dict(
             zip(wanted, lake.get(space, wanted) if wanted else (), strict=True)
         )
-        facts = _facts(lake, space, some)
+        facts = facts_of(lake.inner, space, some)
         rows += [
             files.ArchivedRow(
                 record=record,
@@ -255,13 +230,13 @@ def _salts(lake: LakeEngine, space: str, first: int, through: int) -> dict[int, 
     return salts
 
 
-def _facts(lake: LakeEngine, space: str, records: Sequence[Record]) -> dict[str, files.RunFacts]:
+def facts_of(engine: Engine, space: str, records: Sequence[Record]) -> dict[str, files.RunFacts]:
     """Return what the states of the runs say whose ends are among these records."""
     runs = dict.fromkeys(each.event.run for each in records if each.event.kind == RUN and each.event.run)
     if not runs:
         return {}
     found: dict[str, files.RunFacts] = {}
-    for ref in lake.inner.refs(space, [run_ref(run) for run in runs]).values():
+    for ref in engine.refs(space, [run_ref(run) for run in runs]).values():
         info = run_from_ref(ref)
         user: Any = info.meta.get("user", info.meta.get("user_id"))
         found[info.id] = files.RunFacts(

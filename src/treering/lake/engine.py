@@ -27,15 +27,11 @@ import msgspec
 from treering.core.clock import DAY_US, to_iso
 from treering.core.content import SlotAddress, parse_address
 from treering.core.digests import event_form, leaf
+from treering.core.failpoints import declare
 from treering.core.ids import Scope
 from treering.core.query import EventQuery, decode_cursor, each_record, each_ref, encode_cursor
-from treering.core.records import EventLeaf, Page, Problem
+from treering.core.records import Archive, ArchivedFile, EventLeaf, Page, Problem
 from treering.errors import Corrupt, NotFound, Unsupported
-from treering.runs.exchanges import EXCHANGE
-from treering.runs.otlp.decode import LOG, METRIC
-from treering.runs.otlp.traces import ATTRIBUTES
-from treering.runs.run import RUN
-from treering.runs.span import MESSAGE, OPEN, SPAN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -55,8 +51,16 @@ FILES: Final = "lake/file/"
 """Prefix of the refs of archived files."""
 SCOPE: Final = str(Scope("", "ledger", "lake"))
 
-_KINDS: Final = frozenset({RUN, MESSAGE, LOG, METRIC, ATTRIBUTES})
-_PREFIXES: Final = (SPAN, OPEN, EXCHANGE)
+WRITTEN: Final = declare("lake.written", "files of archived events are durable, the catalogue lacks them")
+CATALOGUED: Final = declare("lake.catalogued", "archived events are in the catalogue, and still in rows")
+CLEANED: Final = declare("lake.cleaned", "rows of archived events are deleted, which is not noted yet")
+REWRITTEN: Final = declare("lake.rewritten", "a file without erased events is durable, the old one is read")
+REPLACED: Final = declare("lake.replaced", "a file without erased events is read, the old one still exists")
+DELETED: Final = declare("lake.deleted", "the old file is deleted, its ref is not")
+
+KINDS: Final = frozenset({"run", "message", "log", "metric", "attributes"})
+PREFIXES: Final = ("span.", "open.", "exchange.")
+"""Kinds of events that are archived. Not imported from their modules, which opening a store need not load."""
 _CACHE_BYTES: Final = 256 << 20
 _TRIES: Final = 10
 
@@ -122,7 +126,7 @@ def can_be_archived(event: Event) -> bool:
     """Whether an event may leave the database: it belongs to a run, and links to no list."""
     return (
         event.run is not None
-        and (event.kind in _KINDS or event.kind.startswith(_PREFIXES))
+        and (event.kind in KINDS or event.kind.startswith(PREFIXES))
         and not any(each.startswith("l:") for each in event.links)
     )
 
@@ -188,6 +192,27 @@ class LakeEngine:
             found = self._folders[space] = f"lake/{store}/space={quote(space, safe='')}"
         return found
 
+    def archive_info(self, space: str) -> Archive:
+        """Return the archived files of a space."""
+        catalogue = self.catalogue(space)
+        files = sorted(catalogue.files, key=lambda file: (file.day, file.name))
+        return Archive(
+            url=self.blobs.url,
+            rows=sum(file.rows for file in files),
+            bytes=sum(file.size for file in files),
+            through=catalogue.state.through,
+            files=tuple(
+                ArchivedFile(
+                    path=file.name,
+                    day=to_iso(file.day * DAY_US)[:10],
+                    rows=file.rows,
+                    bytes=file.size,
+                    sha256=file.sha256,
+                )
+                for file in files
+            ),
+        )
+
     def archived_events(self, space: str) -> Iterator[Event]:
         """Iterate over all archived events, for totals that are counted again."""
         catalogue = self.catalogue(space)
@@ -212,7 +237,7 @@ class LakeEngine:
     def scan(self, space: str, query: EventQuery, *, after: str | None = None, limit: int = 1000) -> Page:
         """Return a page of events in order, live and archived ones."""
         page = self.inner.scan(space, query, after=after, limit=limit)
-        if query.kinds and not any(kind in _KINDS or kind.startswith(_PREFIXES) for kind in query.kinds):
+        if query.kinds and not any(kind in KINDS or kind.startswith(PREFIXES) for kind in query.kinds):
             return page
         archived = self._unchanged(space, lambda seen: self._scan_files(seen, query, after, limit))
         if not archived:
@@ -311,6 +336,10 @@ class LakeEngine:
     def scopes_of(self, file: LakeFile) -> frozenset[str]:
         """Return the erasure scopes that events of a file belong to."""
         return self._loaded.scopes(self.blobs, file)
+
+    def seqs_of(self, file: LakeFile) -> list[int]:
+        """Return the sequence numbers of the events in a file."""
+        return self._loaded.blob(self.blobs, file).rows(columns=["seq"])["seq"].to_pylist()
 
     # Maintenance
     def erase(self, space: str, plan: Erasure) -> Erased:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import io
 from contextlib import contextmanager
 from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
@@ -52,36 +53,39 @@ _TAIL: Final = 64 * 1024
 """The end of a file that is read first; the footer of most is smaller."""
 
 _time: Final = pa.timestamp("us", tz="UTC")
-_word: Final = pa.dictionary(pa.int32(), pa.string())
+_TYPES: Final[dict[str, Any]] = {
+    **dict.fromkeys(
+        "seq duration_us input_tokens cache_read_tokens cache_write_tokens cache_write_1h_tokens "
+        "output_tokens reasoning_tokens other_tokens total_tokens cost_nanos".split(),
+        pa.int64(),
+    ),
+    **dict.fromkeys(["started_at", "ended_at", "committed_at"], _time),
+    **dict.fromkeys(["tags", "links"], pa.list_(pa.string())),
+    **dict.fromkeys(["salt", "rest"], pa.binary()),
+    "cost": pa.float64(),
+}
 SCHEMA: Final = pa.schema(
     [
-        ("run", pa.string()), ("seq", pa.int64()), ("id", pa.string()), ("kind", _word), ("type", _word),
-        ("started_at", _time), ("ended_at", _time), ("duration_us", pa.int64()),
-        ("agent", _word), ("name", _word), ("model", _word), ("provider", _word), ("role", _word),
-        ("status", _word), ("error", pa.string()),
-        ("input_tokens", pa.int64()), ("cache_read_tokens", pa.int64()), ("cache_write_tokens", pa.int64()),
-        ("cache_write_1h_tokens", pa.int64()), ("output_tokens", pa.int64()),
-        ("reasoning_tokens", pa.int64()), ("other_tokens", pa.int64()), ("total_tokens", pa.int64()),
-        ("cost_nanos", pa.int64()), ("cost", pa.float64()), ("currency", _word),
-        ("span", pa.string()), ("parent", pa.string()), ("thread", pa.string()), ("user", pa.string()),
-        ("tags", pa.list_(pa.string())), ("attributes", pa.string()), ("metadata", pa.string()),
-        ("input", pa.string()), ("output", pa.string()),
-        ("input_address", pa.string()), ("output_address", pa.string()),
-        ("scope", pa.string()), ("batch", pa.string()), ("committed_at", _time),
-        ("links", pa.list_(pa.string())), ("salt", pa.binary()), ("input_kind", _word),
-        ("output_kind", _word), ("rest", pa.binary()),
+        (name, _TYPES.get(name, pa.string()))
+        for name in (
+            "run seq id kind type started_at ended_at duration_us agent name model provider role status "
+            "error input_tokens cache_read_tokens cache_write_tokens cache_write_1h_tokens output_tokens "
+            "reasoning_tokens other_tokens total_tokens cost_nanos cost currency span parent thread user "
+            "tags attributes metadata input output input_address output_address scope batch committed_at "
+            "links salt input_kind output_kind rest"
+        ).split()
     ]
-)  # fmt: skip
+)
 """The columns of a file, in order. The partition adds ``space`` and ``day``."""
 
 _USAGE: Final = (
     "input_tokens", "cache_read_tokens", "cache_write_tokens", "cache_write_1h_tokens", "output_tokens",
     "reasoning_tokens", "other_tokens",
 )  # fmt: skip
-CONTENT_COLUMNS: Final = frozenset(
-    {"input", "output", "input_kind", "output_kind", "rest", "error", "metadata", "tags", "user"}
-)
-"""Columns whose values are read from elsewhere than the journal."""
+CONTENT_COLUMNS: Final = frozenset({"input", "output", "input_kind", "output_kind", "rest"})
+"""Columns whose values are contents, which a reader of live events fetches only if they are wanted."""
+FACT_COLUMNS: Final = frozenset({"error", "metadata", "tags", "user"})
+"""Columns whose values are in the state of the run, if the row is that of a run's end."""
 _PLAIN: Final = (
     "id", "kind", "scope", "run", "span", "parent", "thread", "agent", "name", "model", "role", "status",
     "cost_nanos", "currency", "duration_us",
@@ -93,7 +97,7 @@ _TEXT_KINDS: Final = frozenset({"text", "json"})
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the row of a run's end says beyond the journal: from the state of the run."""
 
-    tags: tuple[str, ...] = ()
+    tags: tuple[str, ...] | None = None
     user: str | None = None
     metadata: str | None = None
     error: str | None = None
@@ -113,24 +117,100 @@ def slots_of(event: Event) -> Iterable[Address]:
     return (each for each in event_links(event) if each.startswith("s:"))
 
 
-def table_of(rows: Sequence[ArchivedRow]) -> Table:
-    """Return rows as a table, in the order given."""
-    columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
-    for row in rows:
-        for name, value in _values(row).items():
-            columns[name].append(value)
-    return pa.table(
-        {field.name: pa.array(columns[field.name], type=field.type) for field in SCHEMA}, schema=SCHEMA
+def table_of(rows: Sequence[ArchivedRow], columns: Iterable[str] | None = None) -> Table:
+    """Return rows as a table, in the order given: all columns, or some."""
+    wanted = [field for field in SCHEMA if columns is None or field.name in columns]
+    parts = (
+        [_content_values(row) for row in rows] if CONTENT_COLUMNS.intersection(f.name for f in wanted) else []
     )
+    arrays: list[Any] = []
+    for field in wanted:
+        if field.name in CONTENT_COLUMNS:
+            values = [part.get(field.name) for part in parts]
+        else:
+            values = list(map(_GETTERS[field.name], rows))
+        arrays.append(pa.array(values, type=field.type))
+    return pa.table(arrays, schema=pa.schema(wanted))
 
 
-def _values(row: ArchivedRow) -> dict[str, Any]:
-    record, event = row.record, row.record.event
-    read = RunRow(record)
-    data = read.data if event.data is not None else {}
-    facts = row.facts or RunFacts()
-    usage = event.usage
-    texts: dict[str, Any] = {}
+def _of_event(name: str) -> Callable[[ArchivedRow], Any]:
+    return attrgetter(f"record.event.{name}")
+
+
+def _of_usage(name: str) -> Callable[[ArchivedRow], Any]:
+    def value(row: ArchivedRow) -> Any:
+        usage = row.record.event.usage
+        return None if usage is None else getattr(usage, name)
+
+    return value
+
+
+def _of_facts(name: str) -> Callable[[ArchivedRow], Any]:
+    def value(row: ArchivedRow) -> Any:
+        found = None if row.facts is None else getattr(row.facts, name)
+        return list(cast("tuple[str, ...]", found)) if isinstance(found, tuple) else found
+
+    return value
+
+
+def _ended_at(row: ArchivedRow) -> int | None:
+    read = RunRow(row.record)
+    return None if read.is_open else read.end_us
+
+
+def _provider(row: ArchivedRow) -> str | None:
+    data = row.record.event.data
+    found = RunRow(row.record).data.get("provider") if data is not None and b"provider" in data else None
+    return found if isinstance(found, str) else None
+
+
+def _error(row: ArchivedRow) -> str | None:
+    if row.record.event.status != ERROR:
+        return None
+    known = None if row.facts is None else row.facts.error
+    return known or error_text(RunRow(row.record).data.get("error"))
+
+
+def _cost(row: ArchivedRow) -> float | None:
+    nanos = row.record.event.cost_nanos
+    return None if nanos is None else nanos / 1e9
+
+
+def _attributes(row: ArchivedRow) -> str | None:
+    data = row.record.event.data
+    try:
+        return None if data is None else data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+_GETTERS: Final[dict[str, Callable[[ArchivedRow], Any]]] = {
+    **{name: _of_event(name) for name in _PLAIN},
+    **{name: _of_usage(field) for name, field in zip(_USAGE, Usage.__struct_fields__, strict=True)},
+    "total_tokens": _of_usage("total"),
+    "seq": attrgetter("record.seq"),
+    "batch": attrgetter("record.batch"),
+    "committed_at": attrgetter("record.committed_at_us"),
+    "started_at": _of_event("ts_us"),
+    "ended_at": _ended_at,
+    "type": lambda row: RunRow(row.record).span_kind,
+    "provider": _provider,
+    "error": _error,
+    "cost": _cost,
+    "user": _of_facts("user"),
+    "tags": _of_facts("tags"),
+    "metadata": _of_facts("metadata"),
+    "attributes": _attributes,
+    "input_address": lambda row: RunRow(row.record).input,
+    "output_address": _of_event("body"),
+    "links": lambda row: list(row.record.event.links),
+    "salt": attrgetter("salt"),
+}
+
+
+def _content_values(row: ArchivedRow) -> dict[str, Any]:
+    event, read = row.record.event, RunRow(row.record)
+    values: dict[str, Any] = {}
     rest: dict[str, tuple[str, bytes]] = {}
     input_address = read.input
     output_address = None if read.is_open else event.body
@@ -139,44 +219,14 @@ def _values(row: ArchivedRow) -> dict[str, Any]:
         text = _as_text(content)
         part = "output" if address == output_address else "input" if address == input_address else None
         if part is None or text is None:
-            rest[address] = (content.kind, content.data)
+            rest[address] = (content.kind, bytes(content.data))
         else:
-            texts |= {part: text, f"{part}_kind": content.kind}
-    attributes = None
-    if event.data is not None:
-        try:
-            attributes = event.data.decode()
-        except UnicodeDecodeError:
-            rest[""] = ("bytes", event.data)
-    provider = data.get("provider")
-    failure = data.get("error")
-    return {
-        **{name: getattr(event, name) for name in _PLAIN},
-        "seq": record.seq,
-        "type": read.span_kind,
-        "started_at": event.ts_us,
-        "ended_at": None if read.is_open else read.end_us,
-        "provider": provider if isinstance(provider, str) else None,
-        "error": facts.error or error_text(failure) if event.status == ERROR else None,
-        **dict(zip(_USAGE, (None,) * 7 if usage is None else msgspec.structs.astuple(usage), strict=True)),
-        "total_tokens": None if usage is None else usage.total,
-        "cost": None if event.cost_nanos is None else event.cost_nanos / 1e9,
-        "user": facts.user,
-        "tags": list(facts.tags),
-        "attributes": attributes,
-        "metadata": facts.metadata,
-        "input": texts.get("input"),
-        "output": texts.get("output"),
-        "input_kind": texts.get("input_kind"),
-        "output_kind": texts.get("output_kind"),
-        "input_address": input_address,
-        "output_address": event.body,
-        "batch": record.batch,
-        "committed_at": record.committed_at_us,
-        "links": list(event.links),
-        "salt": row.salt,
-        "rest": msgspec.msgpack.encode(rest) if rest else None,
-    }
+            values |= {part: text, f"{part}_kind": content.kind}
+    if event.data is not None and _attributes(row) is None:
+        rest[""] = ("bytes", event.data)
+    if rest:
+        values["rest"] = msgspec.msgpack.encode(rest)
+    return values
 
 
 def _as_text(content: Content) -> str | None:
@@ -531,7 +581,7 @@ def bounds_of(table: Table) -> dict[str, Any]:
 
 def objects_of(table: Table) -> list[str]:
     """Return the names of the objects that the events of a table refer to, sorted."""
-    addresses = {*table["output_address"].to_pylist()}
+    addresses: set[str | None] = {*table["output_address"].to_pylist()}
     for links in table["links"].to_pylist():
         addresses.update(links or ())
     return sorted(each[2:] for each in addresses if each is not None and each.startswith("o:"))

@@ -1,4 +1,4 @@
-"""Background work of a server: index for search, apply alert rules and deadlines, mark crashed runs.
+"""Background work of a server: index for search, apply alert rules, mark crashed runs, archive old days.
 
 One thread goes over the projects repeatedly, and works only on those that were written to. Several servers of
 one store may do this at the same time, because progress is shared. An error in one project stops neither the
@@ -36,6 +36,8 @@ INDEX_WITHIN_SECONDS: Final = 60.0
 """How long indexing waits for a time without writes."""
 PAGES_A_ROUND: Final = 20
 """How many pages of events of a project are indexed at once, so that other projects have their turn."""
+ARCHIVE_SECONDS: Final = 3600.0
+"""How often finished days are looked for."""
 PAUSE_SECONDS: Final = 60.0
 """How long a project is skipped after an error that is not retryable."""
 RUNS_PER_CHECK: Final = 1000
@@ -48,8 +50,15 @@ class Background:
     """The thread; use it in a ``with`` statement around serving."""
 
     def __init__(
-        self, store: Store, *, search: bool, seconds: float = ROUND_SECONDS, link: str | None = None
+        self,
+        store: Store,
+        *,
+        search: bool,
+        seconds: float = ROUND_SECONDS,
+        link: str | None = None,
+        archive_after: str | None = None,
     ) -> None:
+        self._archive_after = archive_after
         self._store = store
         self._link = link
         self._search = search
@@ -85,15 +94,19 @@ class Background:
                 if self._end.is_set():
                     return
                 if space not in self._projects:
-                    self._projects[space] = _Project(self._store.in_namespace(space), link=self._link)
+                    self._projects[space] = _Project(
+                        self._store.in_namespace(space), link=self._link, archive_after=self._archive_after
+                    )
                 self._projects[space].run_once(search=self._search)
 
 
 class _Project:
     """One project, and the state of its background work."""
 
-    def __init__(self, store: Store, *, link: str | None) -> None:
+    def __init__(self, store: Store, *, link: str | None, archive_after: str | None = None) -> None:
         self._store = store
+        self._archive_after = archive_after
+        self._archive_at = 0.0
         self._link = link
         self._next_due_us: int | None = None
         self.watch: AlertWatch = store.alerts.watch()
@@ -143,6 +156,11 @@ class _Project:
             self._measure_at = now + MEASURE_SECONDS
             refresh(self._store.engine, self._store.space, clock=self._store.clock)
         self._last_seq = seq
+        if self._archive_after is not None and now >= self._archive_at:
+            self._archive_at = now + ARCHIVE_SECONDS
+            done = self._store.archive(before=self._archive_after)
+            if done.events:
+                log.info("archived %d events of %r", done.events, self._store.space)
 
 
 _MMAP_THRESHOLD: Final = -3

@@ -28,18 +28,23 @@ from anyio import to_thread
 import treering
 from treering import errors
 from treering.core.batch import Batch, Receipt
+from treering.core.clock import to_datetime
 from treering.core.content import Content
+from treering.core.encoding import encode_json
 from treering.core.engine import Engine
 from treering.core.ids import MAX_SPACE_CHARS, SIDE, check_space, side_of
-from treering.core.query import Erasure, SearchQuery, SumQuery, collecting
-from treering.core.records import Lease, Problem, Ref, Slice
+from treering.core.query import Erasure, SearchQuery, SqlQuery, SumQuery, collecting
+from treering.core.records import Archived, Lease, Problem, Ref, Slice
 from treering.engines.remote import protocol
 from treering.errors import Corrupt, Forbidden, InvalidInput, TreeringError
 from treering.server import permissions
 from treering.server.auth import Access
 from treering.server.http import problem_of
+from treering.store import Store
 
 _MAX_SECONDS: Final = 366 * 86_400.0
+MAX_QUERY_SECONDS: Final = 60.0
+"""The longest time that a query in SQL may take on a server."""
 _FIRST_STEP: Final = 64
 """How many contents are read first, before their size is known."""
 _log: Final = logging.getLogger("treering.server")
@@ -258,6 +263,28 @@ def _encoded_size(part: Slice) -> int:
     return sum(len(content.data) for content in contents) + 200 * rows
 
 
+def _query(target: GatewayTarget, asked: SqlQuery) -> protocol.QueryReply:
+    found = store_of(target).query(
+        asked.sql, asked.params, max_rows=asked.max_rows, seconds=min(asked.seconds, MAX_QUERY_SECONDS)
+    )
+    return protocol.QueryReply(
+        columns=found.columns,
+        types=found.types,
+        rows=encode_json([list(row) for row in found.rows]),
+        truncated=found.truncated,
+        seconds=found.seconds,
+    )
+
+
+def _archive(target: GatewayTarget, args: protocol.ArchiveRequest) -> Archived:
+    return store_of(target).archive(before=to_datetime(args.before_us))
+
+
+def store_of(target: GatewayTarget) -> Store:
+    """Return the store of the caller's namespace, for methods that are more than a call of the engine."""
+    return Store(target.engine, space=target.space)
+
+
 def _reindex(target: GatewayTarget, _: protocol.NoArguments) -> None:
     target.engine.reindex(target.space)
 
@@ -336,6 +363,9 @@ SINGLE: Final[dict[str, Callable[[GatewayTarget, Any], Any]]] = {
         target.space, after_seq=args.after_seq, limit=args.limit
     ),
     "reindex": _reindex,
+    "query": _query,
+    "archive_info": lambda target, _: store_of(target).archived(),
+    "archive_before": _archive,
     "load": lambda target, part: target.engine.load(target.space, part),
 }
 """Methods whose response is one message."""

@@ -89,7 +89,11 @@ def serve(
     sys.setswitchinterval(_SWITCH_SECONDS)
     address = f"http://{host}:{listening.getsockname()[1]}"
     link = (settings.public_url or address) if settings.dashboard else None
-    background = Background(store, search=settings.search, link=link) if settings.background else None
+    background = None
+    if settings.background:
+        background = Background(
+            store, search=settings.search, link=link, archive_after=settings.archive_after
+        )
     with background or nullcontext(), ExitStack() as stack:
         if settings.grpc_port is not None:
             from treering.server.otlp_grpc import serving_grpc

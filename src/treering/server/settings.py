@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from treering.api import check_api_key
+from treering.core.retention import age_us
 
 MEGABYTE: Final = 1_000_000
 
@@ -36,6 +37,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The address at which people open the dashboard, for links in alerts."""
     background: bool = True
     """Do background work: index for search, apply alert rules and deadlines, mark crashed runs."""
+    archive_after: str | None = None
+    """In the background, archive days that are older than this (``30d``)."""
     reruns: dict[str, str] | None = None
     """Make runs again when asked: with these environment variables, which say where the store is. This runs
     the code of agents on the server's machine; ``None`` refuses it.
@@ -44,7 +47,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Build the search index in the background. Otherwise the first search builds it."""
 
     def __post_init__(self) -> None:
-        """Refuse a weak key."""
+        """Refuse a weak key, and an age that is none."""
+        if self.archive_after is not None:
+            age_us(self.archive_after, "archive_after")
         if self.api_key is not None:
             check_api_key(self.api_key)
 

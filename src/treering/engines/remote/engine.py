@@ -17,17 +17,29 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
 from treering.core.batch import Batch, Receipt, validate_batch
 from treering.core.content import Address, Content
+from treering.core.encoding import decode_json
 from treering.core.engine import Caps
 from treering.core.failpoints import declare, hit
 from treering.core.ids import check_id, check_space
-from treering.core.query import Erasure, EventQuery, ListQuery, SearchQuery, SumQuery, check_limit
+from treering.core.query import (
+    Erasure,
+    EventQuery,
+    ListQuery,
+    SearchQuery,
+    SqlQuery,
+    SqlResult,
+    SumQuery,
+    check_limit,
+)
 from treering.core.records import (
+    Archive,
+    Archived,
     Checked,
     CommitDigest,
     Erased,
@@ -410,6 +422,26 @@ class RemoteEngine:
         """Return the next commits behind a sequence number, in order."""
         args = protocol.DigestsRequest(after_seq=after_seq, limit=check_limit(limit))
         return self._call("commit_digests", space, args)
+
+    def query(self, space: str, asked: SqlQuery) -> SqlResult:
+        """Answer a query in SQL on the server."""
+        reply: protocol.QueryReply = self._call("query", space, asked)
+        rows = tuple(tuple(row) for row in cast("list[list[Any]]", decode_json(reply.rows)))
+        return SqlResult(
+            columns=reply.columns,
+            types=reply.types,
+            rows=rows,
+            truncated=reply.truncated,
+            seconds=reply.seconds,
+        )
+
+    def archive_info(self, space: str) -> Archive:
+        """Return the archived files of a space."""
+        return self._call("archive_info", space, protocol.NoArguments())
+
+    def archive_before(self, space: str, before_us: int) -> Archived:
+        """Archive what runs recorded before a moment, on the server."""
+        return self._call("archive_before", space, protocol.ArchiveRequest(before_us=before_us))
 
     def reindex(self, space: str) -> None:
         """Rebuild all derived data: roll-ups and search index."""

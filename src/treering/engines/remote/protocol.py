@@ -27,8 +27,10 @@ import msgspec
 from treering.core.batch import Batch, Receipt
 from treering.core.content import Address, Content
 from treering.core.engine import Caps
-from treering.core.query import Erasure, EventQuery, ListQuery, SearchQuery, SumQuery
+from treering.core.query import Erasure, EventQuery, ListQuery, SearchQuery, SqlQuery, SumQuery
 from treering.core.records import (
+    Archive,
+    Archived,
     Checked,
     CommitDigest,
     Erased,
@@ -193,6 +195,22 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     processes: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
 
 
+class ArchiveRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The moment before which to archive."""
+
+    before_us: int
+
+
+class QueryReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a query in SQL; the rows as canonical JSON, which keeps their types."""
+
+    columns: tuple[str, ...]
+    types: tuple[str, ...]
+    rows: bytes
+    truncated: bool
+    seconds: float
+
+
 class ExportRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The position after which to export."""
 
@@ -247,6 +265,8 @@ METHODS: Final[dict[str, Method]] = {
         Method(name="scan_scopes", scope="read", args=PrefixRequest, reply=list[str]),
         Method(name="spaces", scope="read", args=NoArguments, reply=list[str]),
         Method(name="stats", scope="read", args=NoArguments, reply=SpaceStats, slow=True),
+        Method(name="query", scope="read", args=SqlQuery, reply=QueryReply, slow=True),
+        Method(name="archive_info", scope="read", args=NoArguments, reply=Archive),
         # Maintenance. Repeating an erasure or a sweep would report only what was left to do.
         Method(name="erase", scope="admin", args=Erasure, reply=Erased, slow=True, repeatable=False),
         Method(name="sweep", scope="admin", args=SweepRequest, reply=Swept, slow=True, repeatable=False),
@@ -256,6 +276,7 @@ METHODS: Final[dict[str, Method]] = {
         Method(
             name="commit_digests", scope="admin", args=DigestsRequest, reply=list[CommitDigest], slow=True
         ),
+        Method(name="archive_before", scope="admin", args=ArchiveRequest, reply=Archived, slow=True),
         Method(name="reindex", scope="admin", args=NoArguments, reply=None, slow=True),
         Method(name="export", scope="admin", args=ExportRequest, reply=list[Slice], slow=True),
         Method(name="load", scope="admin", args=Slice, reply=None, slow=True),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct, structs
 
 from treering.api import redacted
 from treering.core.clock import to_iso
+from treering.core.query import json_rows
+from treering.core.records import Archive, Archived
 from treering.core.retention import Keep
 from treering.engines.cells import MoveReport
-from treering.errors import Forbidden, InvalidInput, NotFound, Unsupported
+from treering.errors import Forbidden, InvalidInput, MissingExtra, NotFound, Unsupported
 from treering.maintenance.audit import AuditReport, Proof, Seal
 from treering.maintenance.forget import Forgotten
 from treering.maintenance.gc import Collection
@@ -52,6 +54,31 @@ class Selection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     namespace: str | None = None
     scope: str | None = None
     cascade: bool = False
+
+
+class ArchiveOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to archive: everything of the days before ``before``, an age such as ``30d`` or a date."""
+
+    before: str
+
+
+class SqlRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A SELECT, values for its ``?``, and its bounds."""
+
+    sql: Annotated[str, Meta(max_length=100_000)]
+    params: tuple[str | int | float | bool | None, ...] = ()
+    max_rows: Annotated[int, Meta(ge=1, le=10_000)] = 1000
+    seconds: Annotated[float, Meta(gt=0, le=60)] = 30.0
+
+
+class SqlRows(Struct, frozen=True, kw_only=True):
+    """The rows of a query. Dates and times are ISO 8601; with ``truncated``, there are more rows."""
+
+    columns: tuple[str, ...]
+    types: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    truncated: bool
+    seconds: float
 
 
 class SealList(Struct, frozen=True, kw_only=True):
@@ -222,6 +249,37 @@ def forget_in_store(call: Call[None, Selection]) -> Forgotten:
     )
 
 
+@endpoint("GET", "/store/archive", tag="store")
+def get_archive(call: Call[None, None]) -> Archive:
+    """Return the archived days: Parquet files in the blob store, which other programs may read."""
+    return call.store.archived()
+
+
+@endpoint("POST", "/store/archive", tag="store", domain="maintenance")
+def archive_days(call: Call[None, ArchiveOrder]) -> Archived:
+    """Move what runs recorded on finished days into Parquet files. It stays readable here."""
+    try:
+        return call.store.archive(before=call.body.before)
+    except MissingExtra:
+        raise
+    except Unsupported as error:  # this server's store has no blob store
+        raise InvalidInput(str(error)) from None
+
+
+@endpoint("POST", "/store/query", tag="store", scope="read")
+def query_runs(call: Call[None, SqlRequest]) -> SqlRows:
+    """Answer a SELECT over all runs of the project, live and archived. Rows, time and memory are bounded."""
+    body = call.body
+    found = call.store.query(body.sql, body.params, max_rows=body.max_rows, seconds=body.seconds)
+    return SqlRows(
+        columns=found.columns,
+        types=found.types,
+        rows=tuple(json_rows(found)),
+        truncated=found.truncated,
+        seconds=found.seconds,
+    )
+
+
 @endpoint("POST", "/store/reindex", tag="store", domain="maintenance")
 def reindex_store(call: Call[None, None]) -> Empty:
     """Rebuild the roll-ups and the search index."""
@@ -292,6 +350,9 @@ ENDPOINTS: Final = (
     verify_seals,
     prove_event,
     collect_garbage,
+    get_archive,
+    archive_days,
+    query_runs,
     forget_in_store,
     reindex_store,
     get_cell,
