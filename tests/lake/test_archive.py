@@ -17,6 +17,7 @@ import treering
 from tests.lake.conftest import A_DAY, CANARY, RUNS, bytes_of, later, parquet_files, read_all, write_runs
 from tests.servers.bucket import S3Bucket
 from treering.blobs.location import open_blobs
+from treering.core import failpoints
 from treering.core.retention import Keep
 from treering.errors import InvalidInput, NotFound, Unsupported
 from treering.lake.engine import KINDS, PREFIXES, lake_of
@@ -27,7 +28,6 @@ from treering.runs.otlp.traces import ATTRIBUTES
 from treering.runs.run import RUN
 from treering.runs.span import MESSAGE, OPEN, SPAN
 from treering.store import Store
-from treering.testing import failpoints
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,7 +102,10 @@ def spark() -> Iterator:
     server = SparkConnectServer()
     server.start()
     _, port = server.listening_address
-    session = SparkSession.builder.remote(f"sc://127.0.0.1:{port}").getOrCreate()
+    with pytest.MonkeyPatch.context() as patch:
+        # Without a main program, as in a worker of pytest-xdist, Spark's client looks for a whole Spark.
+        patch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
+        session = SparkSession.builder.remote(f"sc://127.0.0.1:{port}").getOrCreate()
     yield session
     session.stop()
     server.stop()
