@@ -279,9 +279,9 @@ def archive(
     every: AllOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Move finished days of runs into Parquet files; list the files.
+    """Move finished days into Parquet files.
 
-    Archived runs stay listed, readable and searchable. Without --before, nothing is moved.
+    Archived runs stay listed, readable and searchable. Without --before, list the files.
 
     Examples:
         treering archive --before 30d
