@@ -324,7 +324,9 @@ def sql(
     format: Annotated[
         Literal["table", "csv", "jsonl"], typer.Option("--format", help="How rows are printed.")
     ] = "table",
-    limit: LimitOption = 1000,
+    max_rows: Annotated[
+        int, typer.Option("--max-rows", metavar="N", min=0, help="Print so many rows (0: all).")
+    ] = 1000,
     seconds: Annotated[float, typer.Option(metavar="N", min=0.1, help="Give up after this time.")] = 30.0,
     place: StorePlace,
     as_json: JsonOption = False,
@@ -336,7 +338,7 @@ def sql(
     Examples:
         treering sql "select agent, sum(cost) from runs where day > '2026-11-01' group by 1"
         treering sql "select name, count(*) from tool_calls where status = 'error' group by 1" --json
-        treering sql "select * from costs" --format csv --limit 0
+        treering sql "select * from costs" --format csv --max-rows 0
     """
     import csv
     import io
@@ -347,10 +349,10 @@ def sql(
 
     text = sys.stdin.read() if query == "-" else query
     with place.existing() as opened:
-        found = opened.query(text, max_rows=limit or _ALL_ROWS, seconds=seconds)
+        found = opened.query(text, max_rows=max_rows or _ALL_ROWS, seconds=seconds)
     plain = json_rows(found)
     if found.truncated:
-        say(f"note: only {limit:,} rows are shown (--limit 0 shows all)")
+        say(f"note: only {max_rows:,} rows are shown (--max-rows 0 shows all)")
     if as_json:
         show([dict(zip(found.columns, row, strict=True)) for row in plain], (), as_json=True)
     elif format == "jsonl":
