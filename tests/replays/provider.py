@@ -12,6 +12,7 @@ import gzip
 import json
 import random
 import secrets
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 from typing import Any
 
+PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""For clients that are made often: over plain HTTP it is not used, and nothing reads all certificates."""
 CHANCE = random.SystemRandom()
 """Not the functions of `random`, which a replay of this process gives the values of its recording."""
 

@@ -10,6 +10,7 @@ import pytest
 from treering.errors import InvalidInput, NotFound
 from treering.replays.changed import Changes, changed_files, default_base
 
+HEAD = '{"treering":"recorded test","version":1,"name":"x",%s}\n'
 FILES = {
     "src/shop/__init__.py": "",
     "src/shop/agent.py": "from . import tools\nfrom shop.models.fake import ask\nPROMPT = 'words.txt'\n",
@@ -20,6 +21,9 @@ FILES = {
     "src/shop/prompt.md": "",
     "src/shop/unused.py": "",
     "src/named.py": "",
+    "src/shop/entry.py": "import shop.below\n",
+    "src/shop/below.py": "",
+    "scripts/nightly.py": "",
     "src/other.py": "",
     "words.txt": "",
     "README.md": "",
@@ -28,10 +32,12 @@ FILES = {
     "tests/helpers.py": "",
     "tests/data.json": "",
     "tests/unit/conftest.py": "import helpers\n",
-    "tests/unit/test_refund.py": "from shop.agent import ask\nRUN = 'refund', 'named:agent'\n",
+    "tests/unit/test_refund.py": "from shop.agent import ask\nRUN = 'refund', 'named:agent', 'night'\n",
     "tests/unit/test_broken.py": "def (\n",
-    "tests/recordings/refund.jsonl": "",
-    "tests/recordings/another.jsonl": "",
+    "tests/recordings/refund.jsonl": HEAD % '"entry":"shop.entry:answer"',
+    "tests/recordings/night.jsonl": HEAD
+    % '"entry":"command","arguments":{"command":["python","scripts/nightly.py","x\\u0000"]}',
+    "tests/recordings/another.jsonl": HEAD % '"entry":"shop.unused:answer"',
 }
 
 
@@ -64,6 +70,9 @@ def made(tmp_path_factory) -> Path:
         ("src/shop/prompt.md", True),
         ("src/shop/templates/mail.txt", True),
         ("src/named.py", True),
+        ("src/shop/entry.py", True),
+        ("src/shop/below.py", True),
+        ("scripts/nightly.py", True),
         ("words.txt", True),
         ("tests/unit/conftest.py", True),
         ("tests/conftest.py", True),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import ssl
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +19,7 @@ import pytest
 
 import treering
 from tests.replays import test_frameworks as frameworks
-from tests.replays.provider import Provider, plan
+from tests.replays.provider import PLAIN, Provider, plan
 from tests.replays.test_proxy import claude, upstreams
 from tests.replays.test_rerun import contents, digest
 from treering.agent import create_agent
@@ -28,8 +27,6 @@ from treering.replays.proxy import ModelProxy
 from treering.replays.replay import Tolerance
 from treering.runs.exchanges import Exchange, read_exchanges
 
-PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Not used over plain HTTP; without it, each client would read the certificates of all authorities."""
 SERVERS: dict[str, Provider] = {}
 """Providers by address: what the entries of these tests ask."""
 

@@ -20,7 +20,7 @@ import pytest
 
 import treering
 from tests.replays import test_frameworks as frameworks
-from tests.replays.provider import Provider, plan
+from tests.replays.provider import PLAIN, Provider, plan
 from tests.replays.refunds import PAID, QUESTION, Refunds
 from tests.replays.test_proxy import PROGRAM, WORK, upstreams
 from treering.agent import create_agent
@@ -232,7 +232,7 @@ def restless(url: str) -> str:
 
     async def ask_all() -> list[str]:
         head = f"{datetime.now(UTC)} {uuid.uuid4()} {random.random()} {time.time()}"
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(verify=PLAIN) as client:
             return await asyncio.gather(*(ask(client, f"{head} {plan(f'question {at}')}") for at in range(6)))
 
     return json.dumps(asyncio.run(ask_all()))
@@ -254,6 +254,7 @@ def test_nothing_flakes(server, store, tmp_path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_nothing_flakes_in_a_hundred_repetitions(server, store, tmp_path, recording) -> None:
     repeat(server, store, tmp_path, times=100)
     for _ in range(100):

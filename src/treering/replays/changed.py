@@ -2,7 +2,8 @@
 
 A test depends on its own file and the ``conftest.py`` files above it, on every module of the repository that
 these import, directly or not (the imports are read, nothing is run), on what lies beside such a module and is
-no Python (prompts, templates), on its recording, and on the files that name the installed packages.
+no Python (prompts, templates), on its recording and what that runs, and on the files that name the installed
+packages.
 **Invariant:** what cannot be decided selects a test; only modules that are imported by a computed name are
 missed.
 """
@@ -15,15 +16,25 @@ import re
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
+
+import msgspec
 
 from treering.errors import InvalidInput, NotFound
-from treering.replays.fixtures import FOLDER, SUFFIX
+from treering.replays.fixtures import FOLDER, SUFFIX, list_tests
 
 _PACKAGES: Final = re.compile(
     r"pyproject\.toml|setup\.(py|cfg)|requirements[^/]*\.(txt|in)|[^/]*\.lock|Pipfile|environment\.ya?ml|pytest\.ini|tox\.ini"
 )
 _ENTRY: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_MODULE: Final = re.compile(r"[A-Za-z_][\w.]*")
+
+
+class _Head(msgspec.Struct):
+    """What the first line of a recording says about what it runs."""
+
+    entry: str | None = None
+    arguments: Any = None
 
 
 def changed_files(root: Path, base: str) -> set[Path]:
@@ -80,6 +91,9 @@ class Changes:
         self.changed = set(changed)
         self._path = [root, root / "src", *(each for each in path if each.is_relative_to(root))]
         self._imports: dict[Path, tuple[set[Path], set[str]]] = {}
+        self._recordings: dict[str, list[Path]] = {}
+        for each in list_tests(root):
+            self._recordings.setdefault(each.stem, []).append(each)
 
     def affect(self, test_file: Path) -> str | None:
         """Return why a test file may be affected: the path of a changed file; ``None`` if it is not."""
@@ -127,7 +141,25 @@ class Changes:
             imported, said = self._imports[file]
             waiting += imported
             texts |= said
+            for name in said & self._recordings.keys():
+                for recording in self._recordings[name]:
+                    waiting += self._run_by(recording, test_file.parent)
         return found, texts
+
+    def _run_by(self, recording: Path, beside: Path) -> set[Path]:
+        """Return the files of the repository that a recording runs: its entry, or those in its command."""
+        try:
+            with recording.open("rb") as file:
+                head = msgspec.json.decode(file.readline(), type=_Head)
+        except (OSError, msgspec.DecodeError):
+            return set()
+        module, _, _ = (head.entry or "").rpartition(":")
+        given: Any = head.arguments
+        command = given.get("command") if isinstance(given, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        words = [module, *(cast("list[Any]", command) if isinstance(command, list) else [])]
+        files = {self.root / each for each in words if isinstance(each, str) and each and "\0" not in each}
+        found = {each for each in files if each.is_file()}
+        return found | (self._files_of(module, beside) if _MODULE.fullmatch(module) else set[Path]())
 
     def _conftests(self, test_file: Path) -> Iterator[Path]:
         for folder in test_file.parents:
