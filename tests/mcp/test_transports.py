@@ -185,3 +185,44 @@ def test_the_inspector_over_stdio_and_http(folder, npm):
         assert read["contents"][0]["text"] == "Prefers concise replies."
         prompts = inspector.inspect(program, [url], "--method", "prompts/list")["prompts"]
         assert all(each["description"] for each in prompts)
+
+
+HOSTILE = {
+    "deep": b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":'
+    + b"[" * 100_000
+    + b"]" * 100_000
+    + b"}",
+    "huge": b'{"jsonrpc":"2.0","id":1,"method":"x","params":{"v":"' + b"x" * 30_000_000 + b'"}}',
+    "many values": b'{"jsonrpc":"2.0","id":1,"method":"x","params":{"v":[' + b"{}," * 3_000_000 + b"1]}}",
+    "no JSON": b"\xff\xfe",
+    "no message": b"[1, {}]",
+}
+ODD: list[object] = [7, 1e308, None, [], {"a": {"b": []}}, "\0", "x" * 100_000]
+
+
+def test_a_hostile_client_over_http_learns_nothing_and_breaks_nothing(folder):
+    """Wrong types, ids of another tenant, and bodies that are too deep or too large."""
+    with treering.open(folder, namespace="other") as other:
+        other.memory.save("secret", "of another tenant")
+        other.thread("hidden").append({"role": "user", "content": "of another tenant"})
+
+    async def main(url) -> str:
+        said = ""
+        async with Client(url) as client:
+            for tool in (await client.list_tools()).tools:
+                names = list(tool.input_schema["properties"])
+                for value in ODD:
+                    said += str(await client.call_tool(tool.name, dict.fromkeys(names, value)))
+                for value in ("secret", "hidden", "other/secret", "../other/hidden", "tenant"):
+                    said += str(await client.call_tool(tool.name, dict.fromkeys(names, value)))
+                    said += str(await client.call_tool(tool.name, dict.fromkeys(names[:1], value)))
+            await conversation(client)
+        return said
+
+    with serving(folder) as url:
+        headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+        for body in HOSTILE.values():
+            assert httpx.post(url, content=body, headers=headers, timeout=60).status_code in {400, 413}
+        said = asyncio.run(main(url))
+    assert "of another tenant" not in said
+    assert "Traceback" not in said

@@ -11,11 +11,13 @@ methods, plain or ``async``; `treering.sync_async` calls either kind from either
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Awaitable, Iterable
+from collections.abc import AsyncIterable, Awaitable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NewType, Protocol
+from typing import Any, Final, NewType, Protocol
 
 import msgspec
+
+from treering.errors import Unreachable
 
 ETag = NewType("ETag", str)
 """Identifies the content of a blob when it was read. Opaque; equal contents may have equal ETags."""
@@ -102,6 +104,34 @@ class Blobs(Protocol):
     def delete(self, names: Iterable[str]) -> None:
         """Delete blobs. Missing ones are ignored."""
         ...
+
+
+MAX_LISTED: Final = 10_000_000
+"""How many blobs a listing may have: packs of 200 TB."""
+_PAGE: Final = 1000
+
+
+def list_all(blobs: Blobs, folder: str) -> Iterator[BlobInfo]:
+    """Yield all blobs below a folder, a page at a time.
+
+    Raises `Unreachable` if the server names the same ones again, or more than there can be: it would go on
+    without end.
+    """
+    after: str | None = None
+    count = 0
+    while True:
+        page = blobs.list(folder, after=after, limit=_PAGE)
+        names = {each.name for each in page}
+        count += len(page)
+        if len(names) < len(page) or after in names or count > MAX_LISTED:
+            raise Unreachable(
+                f"{blobs.url} lists blobs of {folder!r} repeatedly or without end ({count:,} so far); "
+                "check the server of the bucket"
+            )
+        yield from page
+        if len(page) < _PAGE:
+            return
+        after = page[-1].name
 
 
 class KeyValueStore(Protocol):

@@ -58,7 +58,7 @@ from treering.core.packs import (
     read_frame,
     read_index,
 )
-from treering.core.storage import BlobInfo, Blobs, ETag
+from treering.core.storage import BlobInfo, Blobs, ETag, list_all
 from treering.core.tree import links_of
 from treering.errors import Conflict, Corrupt, InvalidInput, MissingObjects, NewerStore, NotFound
 from treering.files import make_folder, open_private
@@ -79,7 +79,6 @@ _SMALL_PACK: Final = 1 << 20
 _MANY_SMALL_PACKS: Final = 24
 """A prune merges small packs when there are this many: each costs a request to open the bucket."""
 _THREADS: Final = 8
-_PAGE: Final = 1000
 _RANGE: Final = 6 << 20
 """The size of one read: servers that store objects in pieces of 4 MiB are slow with smaller ones."""
 _READ_AHEAD: Final = 8
@@ -333,16 +332,6 @@ def pack_blob(pack: str) -> str:
 def pack_name(blob: str) -> str:
     """Return the pack of a blob."""
     return blob.rpartition("/")[2].removesuffix(_SUFFIX)
-
-
-def list_blobs(blobs: Blobs, folder: str) -> list[BlobInfo]:
-    """Return all blobs below a folder."""
-    found: list[BlobInfo] = []
-    while True:
-        page = blobs.list(folder, after=found[-1].name if found else None, limit=_PAGE)
-        found += page
-        if len(page) < _PAGE:
-            return found
 
 
 class BucketObjects:
@@ -601,7 +590,7 @@ def prune(
         state, etag = index.refresh()
         if state.generation != objects.generation:
             raise _pruned_by_another(blobs)
-        stored = {pack_name(each.name): each for each in list_blobs(blobs, PACKS)}
+        stored = {pack_name(each.name): each for each in list_all(blobs, PACKS)}
         with _marking(objects):
             _mark(objects, {each.hash for each in state.checkpoints if each.id not in as_if_without}, live)
         if garbage is None:

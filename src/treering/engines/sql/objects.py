@@ -45,6 +45,7 @@ from treering.core.packs import (
     read_frame,
     read_index,
 )
+from treering.core.storage import list_all
 from treering.engines.sql.commit.decide import invalidate_caches
 from treering.engines.sql.commit.write import STAGE_SECONDS
 from treering.engines.sql.rows import frame_of, kind_of
@@ -437,14 +438,7 @@ def orphans(database: Database, blobs: Blobs | None, space: int, *, older_than_s
         return []
     before_us = database.now_us() - round(older_than_seconds * 1_000_000)
     folder = pack_folder(database, space)
-    files: list[str] = []
-    after: str | None = None
-    while True:
-        page = blobs.list(folder, after=after, limit=_PAGE)
-        files += [info.name for info in page if info.modified_us <= before_us]
-        if len(page) < _PAGE:
-            break
-        after = page[-1].name
+    files = [info.name for info in list_all(blobs, folder) if info.modified_us <= before_us]
     # Rows are read after files, so files that got a row meanwhile are known. Names are compared by their last
     # part, which is unique: a file system may be case-insensitive.
     with database.reading() as session:
