@@ -197,6 +197,8 @@ class TestInterfaces:
             assert post("/store/archive", KEY, {"before": "30d"}).json()["events"] == 0
             listing = httpx.get(f"{url}/store/archive", headers={"Authorization": f"Bearer {reader}"}).json()
             assert listing["rows"] == archived.archived().rows
+            shown = httpx.get(f"{url}/runs", headers={"Authorization": f"Bearer {reader}"}).json()["runs"]
+            assert [run["archived"] for run in shown] == [False] * LIVE + [True] * RUNS
             with treering.open(url, api_key=reader) as remote:
                 assert list(remote.query(sql).rows) == totals(archived)
                 newest = "SELECT max(day), max(started_at) FROM runs"

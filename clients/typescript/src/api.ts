@@ -1391,6 +1391,7 @@ export interface RunLine {
   unpriced_tokens: number;
   events: number;
   errors: number;
+  archived?: boolean;
   tags: string[];
   meta: Record<string, Json>;
 }

@@ -32,6 +32,7 @@ from treering.core.ids import Scope
 from treering.core.query import EventQuery, decode_cursor, each_record, each_ref, encode_cursor
 from treering.core.records import Archive, ArchivedFile, EventLeaf, Page, Problem
 from treering.errors import Corrupt, NotFound, Unsupported
+from treering.runs.run import run_ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -426,6 +427,16 @@ class LakeEngine:
             info = theirs.blobs.stat(file.name)
             if info is None or info.size != file.size:
                 theirs.blobs.put(file.name, self.blobs.get(file.name))
+
+
+def archived_runs(engine: Engine, space: str, runs: Sequence[str]) -> frozenset[str]:
+    """Return which of these runs are archived: nothing of them came after the position of the archive."""
+    found = engine.refs(space, [STATE])
+    if not found or not runs:
+        return frozenset()
+    through = _decode(STATE, found[STATE].value, LakeState).through
+    refs = engine.refs(space, [run_ref(run) for run in runs])
+    return frozenset(run for run in runs if run_ref(run) in refs and refs[run_ref(run)].seq <= through)
 
 
 def lake_of(engine: object, what: str = "archiving") -> LakeEngine:

@@ -36,6 +36,7 @@ export interface RunLine {
   thread: string | null;
   /** Whether the thread was ever saved; a run may name one that was not. */
   has_thread: boolean;
+  archived: boolean;
   namespace: string;
   /** The beginning of the question, the answer, and what it failed with. */
   input: string | null;

@@ -238,6 +238,7 @@ function List({ runs, isSorted, onEnd, hasMore }: ListProps) {
                     <strong>{run.agent ?? "run"}</strong> <Id id={run.id} />
                     {run.thread && <span class="muted cut">{run.thread}</span>}
                     <Tags tags={run.tags} isShort />
+                    {run.archived && <span class="tag" title="Its events are in Parquet files">archived</span>}
                   </span>
                   <Gist run={run} />
                 </span>

@@ -48,6 +48,13 @@ interface Collection {
   swept: { objects: number; bodies: number; lists: number; packs: number; bytes: number; kept_objects: number };
 }
 
+interface Archive {
+  url: string | null;
+  rows: number;
+  bytes: number;
+  files: { path: string; day: string; rows: number; bytes: number }[];
+}
+
 export function Store() {
   const asked = useGet<Stats>(at(["store", "stats"]));
   return (
@@ -70,6 +77,7 @@ export function Store() {
             <Kinds stats={stats} />
             <Verify />
             <Audit />
+            <Archived />
             <Sweep />
           </div>
         )}
@@ -281,4 +289,19 @@ function useWork<T>(work: () => Promise<T>): { state: Work<T>; start: () => void
     );
   };
   return { state, start };
+}
+
+function Archived() {
+  const asked = useGet<Archive>(at(["store", "archive"]));
+  const found = asked.data;
+  if (!found || found.files.length === 0) return null;
+  const days = found.files.map((file) => file.day);
+  return (
+    <section>
+      <h2>Archive</h2>
+      <p>
+        {plural(found.rows, "event")} of {days[0]} to {days.at(-1)}, in {plural(found.files.length, "Parquet file")} ({bytes(found.bytes)}). Archived runs stay readable here.
+      </p>
+    </section>
+  );
 }

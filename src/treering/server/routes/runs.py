@@ -14,6 +14,7 @@ from treering.core.batch import Usage
 from treering.core.clock import DAY_US, to_iso
 from treering.core.query import Unreadable
 from treering.errors import InvalidInput, NotFound
+from treering.lake.engine import archived_runs
 from treering.runs.compare import AgentComparison, RunComparison
 from treering.runs.cost import By, Cost, CostReport, cost_report
 from treering.runs.listing import (
@@ -85,6 +86,8 @@ class RunLine(Struct, frozen=True, kw_only=True):
     unpriced_tokens: int
     events: int
     errors: int
+    archived: bool = False
+    """Whether its events are in the archive, in Parquet files."""
     tags: tuple[str, ...]
     meta: dict[str, Any]
 
@@ -578,6 +581,7 @@ def _line_of_attempt(run: RunInfo) -> AttemptLine:
 def _run_lines(store: Store, runs: Sequence[RunInfo]) -> tuple[RunLine, ...]:
     previews = store.runs.previews(runs)
     saved = saved_threads(store.engine, store.space, {(each.thread, each.namespace) for each in runs})
+    archived = archived_runs(store.engine, store.space, [each.id for each in runs])
     lines: list[RunLine] = []
     for info in runs:
         total = store.cost.of_run(info.id, by="kind").total
@@ -591,6 +595,7 @@ def _run_lines(store: Store, runs: Sequence[RunInfo]) -> tuple[RunLine, ...]:
             unpriced_tokens=total.unpriced_tokens,
             events=total.events,
             errors=total.errors,
+            archived=info.id in archived,
         )
         lines.append(line)
     return tuple(lines)

@@ -106,7 +106,7 @@ function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
         }
       >
         <dl class="figures">
-          <Figure label="status" value={<Status status={run.status} />} />
+          <Figure label="status" value={<Status status={run.status} />} {...(run.archived ? { note: "archived" } : {})} />
           <Figure label="started" value={<Time at={run.started_at_us} />} note={stamp(run.started_at_us)} />
           <Figure label="duration" value={isRunning ? duration(now - run.started_at_us) : duration(run.duration_us)} />
           <Figure label="tokens" value={count(run.tokens)} />
