@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MEASURED_REF: Final = "store/measured"
 """Holds the last measurement of a large space."""
-_SMALL: Final = 20_000
+_SMALL: Final = 10_000
 """Up to this sequence number a space is measured each time, which takes a few dozen milliseconds."""
 _MOST_GROWN: Final = 1.25
 _REFRESHED: Final = 1.1

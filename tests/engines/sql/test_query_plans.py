@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 
 import msgspec
 import pytest
@@ -11,8 +12,10 @@ import treering
 from treering.core.batch import Draft, Listing
 from treering.core.clock import DAY_US
 from treering.core.query import EventQuery, ListQuery
+from treering.engines.postgres.connection import PostgresSession
 from treering.engines.sql import read
 from treering.engines.sql.rows import Dictionary
+from treering.engines.sqlite.connection import SqliteSession
 
 
 class RecordingSession:
@@ -75,6 +78,7 @@ LISTS = {
     "ref_listed_namespace_agent_status (space=? AND listed_in=? AND namespace=? AND agent=? AND status=?": (
         ListQuery(list="runs", namespace="", agent="agent 1", status="status 2")
     ),
+    "ref_listed_status (space=? AND listed_in=? AND status=?": ListQuery(list="runs", status="status 2"),
     "ref_listed_namespace_thread (space=? AND listed_in=? AND namespace=? AND thread=?": ListQuery(
         list="runs", namespace="", thread="t7"
     ),
@@ -84,8 +88,11 @@ LISTS = {
 def _pages_of_lists():
     for index, query in LISTS.items():
         for oldest_first in (False, True):
-            for after in (None, "5000.run/x"):
-                yield index, msgspec.structs.replace(query, oldest_first=oldest_first), after
+            for after, until_us in ((None, None), ("5000.run/x", None), (None, 7000)):
+                page = msgspec.structs.replace(
+                    query, oldest_first=oldest_first, until_us=until_us, since_us=until_us and 3000
+                )
+                yield index, page, after
 
 
 def _asked(query, after):
@@ -103,6 +110,8 @@ def test_every_page_of_a_list_is_one_range_of_its_index_on_sqlite(tmp_path):
         sql, values = _asked(query, after)
         plan = [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + sql, values)]
         continued = index if after is None else f"{index} AND (listed_us,name)"
+        if query.until_us is not None:
+            continued = f"{index} AND listed_us>? AND listed_us<?"
         assert any(step.startswith("SEARCH r USING") and continued in step for step in plan), plan
         assert not any("ORDER BY" in step for step in plan), plan
     connection.close()
@@ -139,9 +148,130 @@ def test_every_page_of_a_list_is_one_range_of_its_index_on_postgres(postgres_url
             assert "Seq Scan on ref" not in text, text
 
 
-def _rows(url, sql, values=()):
+PAGES = {
+    "runs": lambda store, cursor: store.runs.page(first=2, cursor=cursor),
+    "runs of an agent": lambda store, cursor: store.runs.page(first=2, cursor=cursor, agent="a"),
+    "failed runs": lambda store, cursor: store.runs.page(first=2, cursor=cursor, status="error"),
+    "crashed runs": lambda store, cursor: store.runs.page(first=2, cursor=cursor, status="crashed"),
+    "runs of an agent with a status": lambda store, cursor: store.runs.page(
+        first=2, cursor=cursor, agent="a", status="ok"
+    ),
+    "runs of a thread": lambda store, cursor: store.runs.page(first=2, cursor=cursor, thread="t"),
+    "runs with a tag": lambda store, cursor: store.runs.page(first=2, cursor=cursor, tag="nightly"),
+    "runs of a day": lambda store, cursor: store.runs.page(
+        first=2, cursor=cursor, since_us=0, until_us=2**50
+    ),
+    "threads": lambda store, cursor: store.thread_page(first=2, cursor=cursor, namespace=None),
+    "threads of a namespace": lambda store, cursor: store.thread_page(first=2, cursor=cursor),
+    "threads by prefix": lambda store, cursor: store.thread_page(first=2, cursor=cursor, prefix="t"),
+    "threads by text": lambda store, cursor: store.thread_page(first=2, cursor=cursor, containing="t"),
+    "checkpoints": lambda store, _: list(store.thread("t").history(last=2)),
+    "memory": lambda store, cursor: store.memory.page(first=2, cursor=cursor),
+    "memory by prefix": lambda store, cursor: store.memory.page(first=2, cursor=cursor, prefix="n"),
+    "memory by tag": lambda store, cursor: store.memory.page(first=2, cursor=cursor, tags=["style"]),
+    "schedules": lambda store, cursor: store.schedules.task_page(first=2, cursor=cursor),
+    "all schedules": lambda store, cursor: store.schedules.task_page(first=2, cursor=cursor, all=True),
+    "snapshots": lambda store, cursor: store.workspace.snapshot_page(first=2, cursor=cursor),
+}
+"""Every list of the store with every filter."""
+
+
+def _fill(store, folder):
+    folder.mkdir()
+    for number in range(5):
+        with store.run(agent="a", thread="t", tags=["nightly"]):
+            pass
+        store.thread(f"t{number}").append({"role": "user", "content": "a"})
+        store.thread("t").append({"role": "user", "content": "a"})
+        store.memory.save(f"n{number}", "a note", tags={"style"})
+        store.schedules.cron("0 8 * * *", prompt="hello")
+        (folder / "file").write_text(str(number))
+        store.workspace.snapshot(folder)
+    store.flush()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def asked(request, tmp_path, monkeypatch):
+    """A store, and what its engine asks the database, as plans."""
+    is_sqlite = request.param == "sqlite"
+    url = str(tmp_path / "store") if is_sqlite else request.getfixturevalue("postgres_url")
+    session_class = SqliteSession if is_sqlite else PostgresSession
+    asked = []
+    for name in ("rows", "query"):
+        monkeypatch.setattr(session_class, name, _noting(getattr(session_class, name), asked))
+
+    def plans():
+        found, asked[:] = [each for each in asked if each[0].lstrip().startswith(("SELECT", "WITH"))], []
+        for sql, values in found:
+            if is_sqlite:
+                with closing(sqlite3.connect(tmp_path / "store" / "treering.db")) as connection:
+                    plan = [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + sql, values)]
+            else:
+                # The tables are small. So that the indexes are not left out for that, the rest costs more.
+                plan = [
+                    line
+                    for (line,) in _rows(
+                        url,
+                        "EXPLAIN " + sql,
+                        values,
+                        before="SET enable_seqscan = off; SET enable_sort = off;",
+                    )
+                ]
+            yield sql, plan
+
+    with treering.open(url) as store:
+        _fill(store, tmp_path / "folder")
+        yield store, plans
+
+
+def _noting(original, asked):
+    def noted(self, sql, parameters=()):
+        asked.append((sql, parameters))
+        return original(self, sql, parameters)
+
+    return noted
+
+
+def _sorts_or_scans(sql, plan):
+    """Whether a whole list is read. Rows that are named in the query are as many as it says."""
+    if any("SCAN" in step or "Seq Scan" in step for step in plan):
+        return True
+    return " IN (" not in sql and any("ORDER BY" in step or "Sort" in step for step in plan)
+
+
+def test_no_page_of_any_list_sorts_or_scans_the_whole(asked):
+    store, plans = asked
+    for name, page in PAGES.items():
+        cursor = None
+        for _ in range(2):
+            list(plans())
+            found = page(store, cursor)
+            looked = list(plans())
+            assert looked, name
+            assert not [each for each in looked if _sorts_or_scans(*each)], name
+            cursor = getattr(found, "cursor", None)
+            if cursor is None:
+                break
+
+
+def test_a_list_without_its_indexes_would_be_found(asked, tmp_path):
+    store, plans = asked
+    for index in {each.partition(" ")[0] for each in LISTS}:
+        if store.url.startswith("postgresql"):
+            _rows(store.url, f"DROP INDEX {index}")
+        else:
+            with closing(sqlite3.connect(tmp_path / "store" / "treering.db")) as connection:
+                connection.execute(f"DROP INDEX {index}")
+    list(plans())
+    PAGES["runs of an agent"](store, None)
+    assert [each for each in plans() if _sorts_or_scans(*each)]
+
+
+def _rows(url, sql, values=(), before=""):
     import psycopg
 
     with psycopg.connect(url, autocommit=True) as connection:
+        if before:
+            connection.execute(before)
         found = connection.execute(sql.replace("?", "%s"), values)
         return found.fetchall() if found.description else []
