@@ -26,7 +26,11 @@ from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
+from tests.servers.fleet import opened
+from tests.servers.postgres import PostgresServer
+
 import treering
+from benchmarks.postgres import make_durable
 from benchmarks.report import Measurement, Section, at_most
 from treering.core.batch import ABSENT, Draft, Usage
 from treering.core.clock import ManualClock
@@ -44,6 +48,8 @@ if TYPE_CHECKING:
 
 FOLDER = Path(os.environ.get("TREERING_BENCH_MILLION", "/tmp/million"))
 SIZES = tuple(map(int, os.environ.get("TREERING_BENCH_SIZES", "10000,100000,1000000").split(",")))
+BUILD_SECONDS = float(os.environ.get("TREERING_BENCH_BUILD_SECONDS", "inf"))
+POSTGRES_SIZES = tuple(map(int, os.environ.get("TREERING_BENCH_POSTGRES", "10000,100000,1000000").split(",")))
 PER_COMMIT = 250
 DAYS = 90
 DAY_US = 86_400_000_000
@@ -59,11 +65,14 @@ WORDS = [
 ]
 
 
-def build(store: Store, count: int) -> None:
-    """Fill a store up to ``count`` threads and runs, from where it is."""
+def build(store: Store, count: int) -> int:
+    """Fill a store up to ``count`` threads and runs, from where it is; return how many there are.
+
+    It stops after `BUILD_SECONDS`. The next run goes on from there.
+    """
     done = store.state.get("million/done", 0)
     started, first = time.perf_counter(), done
-    while done < count:
+    while done < count and time.perf_counter() - started < BUILD_SECONDS:
         draft = Draft(store.space)
         writer = CheckpointWriter(store.engine, store.space)
         for number in range(done, min(done + PER_COMMIT, count)):
@@ -74,6 +83,7 @@ def build(store: Store, count: int) -> None:
         if done % 10_000 < PER_COMMIT:
             rate = (done - first) / (time.perf_counter() - started)
             print(f"{done:,} of {count:,}, {rate:.0f} threads/s", file=sys.stderr, flush=True)
+    return done
 
 
 def _add(draft: Draft, writer: CheckpointWriter, number: int, count: int) -> None:
@@ -178,17 +188,40 @@ class Question(NamedTuple):
 
 
 def run(scratch: Path) -> Section:
-    """Measure stores of all sizes that are there, or build them."""
-    rows: list[Measurement] = []
-    took: dict[int, dict[str, Took]] = {}
+    """Build the stores that are not there, and measure all of them."""
+    sqlite: dict[int, dict[str, Took]] = {}
     for size in SIZES:
-        folder = FOLDER / f"sqlite-{size}"
-        with treering.open(folder) as store:
-            build(store, size)
-            build_others(store, size, scratch / f"{size}")
-        took[size] = measure(str(folder), size)
-    rows += rows_of("SQLite", took)
-    return Section(title="A million", about=" ".join((__doc__ or "").split()), measurements=rows)
+        url = str(FOLDER / f"sqlite-{size}")
+        done = _built(url, size, scratch / f"sqlite-{size}")
+        sqlite[done] = measure(url, done)
+    postgres: dict[int, dict[str, Took]] = {}
+    with opened() as fleet:
+        server = PostgresServer(**fleet.address("postgres"))
+        make_durable(server.url("postgres"))
+        for size in POSTGRES_SIZES:
+            url = server.create_database()
+            done = _built(url, size, scratch / f"postgres-{size}")
+            postgres[done] = measure(url, done)
+    return section([*rows_of("SQLite", sqlite), *rows_of("PostgreSQL", postgres)])
+
+
+def section(rows: list[Measurement]) -> Section:
+    """Return the section of the results."""
+    return Section(
+        title="A million",
+        about=f"{' '.join((__doc__ or '').split())} Times are CPU time of everybody who works on a question "
+        f"(the process, the server, the backends of the database), the mean of {TURNS} turns on warm caches: "
+        "the machine is shared, and its clock shows what others do. A page has 50 entries; a late page is "
+        f"behind {LATE:.0%} of a list.",
+        measurements=rows,
+    )
+
+
+def _built(url: str, size: int, scratch: Path) -> int:
+    with treering.open(url) as store:
+        done = build(store, size)
+        build_others(store, done, scratch)
+    return done
 
 
 def questions() -> dict[str, Question]:
@@ -414,7 +447,7 @@ def rows_of(engine: str, took: dict[int, dict[str, Took]]) -> list[Measurement]:
             page = "late pages" if is_late else "first pages"
             rows.append(
                 _row(
-                    f"{engine}, {largest:,} runs: {page} {where}, CPU time, the slowest of {len(pages)} lists",
+                    f"{engine}, {largest:,} runs: {page} {where}, CPU, slowest of {len(pages)} lists",
                     pages[slow[0]].cpu,
                     limit,
                     note=f"{len(over)} over it; the slowest: {shown}; median list: CPU "
@@ -461,7 +494,8 @@ def rows_of(engine: str, took: dict[int, dict[str, Took]]) -> list[Measurement]:
             f"{engine}, {largest:,} runs: stats, CPU time",
             at_largest["stats"].cpu,
             50,
-            note=f"estimated from the last measurement; measuring exactly {at_largest['stats exact'].cpu:,.0f} ms",
+            note="estimated from the last measurement; measuring exactly "
+            f"{at_largest['stats exact'].cpu:,.0f} ms",
         )
     )
     return rows
@@ -477,5 +511,5 @@ def _row(claim: str, ours: float, limit: float, *, note: str) -> Measurement:
 
 if __name__ == "__main__":
     url, size = sys.argv[1], int(sys.argv[2])
-    with treering.open(url) as opened:
-        build(opened, size)
+    with treering.open(url) as filled:
+        build(filled, size)
