@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
-
 from tests.servers.fleet import opened
 from tests.servers.postgres import PostgresServer
 

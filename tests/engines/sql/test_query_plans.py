@@ -148,6 +148,22 @@ def test_every_page_of_a_list_is_one_range_of_its_index_on_postgres(postgres_url
             assert "Seq Scan on ref" not in text, text
 
 
+JOIN_BODIES = (
+    "SELECT b.key FROM commits c "
+    "JOIN body b ON b.space = c.space AND b.key >= c.no * 65536 AND b.key < (c.no + 1) * 65536 "
+    "WHERE c.space = 1 AND "
+)
+
+
+@pytest.mark.parametrize("which", ["c.batch IN ('a')", "c.no IN (1, 2)", "c.batch > 'a'", "c.last_seq > 5"])
+def test_the_bodies_of_a_commit_are_one_range_however_many_there_are(tmp_path, which):
+    with treering.open(tmp_path / "store") as store:
+        store.thread("t").append({"role": "user", "content": "a"})
+    with closing(sqlite3.connect(tmp_path / "store" / "treering.db")) as connection:
+        plan = [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + JOIN_BODIES + which)]
+    assert "SEARCH b USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)" in plan, plan
+
+
 PAGES = {
     "runs": lambda store, cursor: store.runs.page(first=2, cursor=cursor),
     "runs of an agent": lambda store, cursor: store.runs.page(first=2, cursor=cursor, agent="a"),

@@ -264,3 +264,4 @@ INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('event', 'event_thread', '1000
 INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('scope', 'sqlite_autoindex_scope_1', '1000000 200000 1');
 INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('commits', 'sqlite_autoindex_commits_1', '1000000 200000 1');
 INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('commits', 'commits_seq', '1000000 200000 1');
+INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('body', 'body_scope', '1000000 200000 10');

@@ -49,11 +49,12 @@ SQLITE_STATISTICS: Final = (
     ("scope", "sqlite_autoindex_scope_1", "1000000 200000 1"),
     ("commits", "sqlite_autoindex_commits_1", "1000000 200000 1"),
     ("commits", "commits_seq", "1000000 200000 1"),
+    ("body", "body_scope", "1000000 200000 10"),
 )
-"""Statistics of the journal for SQLite's planner: table, index, rows in all and for each prefix of the key.
+"""Statistics for SQLite's planner: table, index, rows in all and for each prefix of the key.
 
 Without them SQLite assumes that a space has a handful of rows, and scans the whole journal of a space instead
-of using the index of runs or threads.
+of using the index of runs or threads, and all bodies of a space instead of the range of a commit.
 """
 
 metadata: Final = MetaData(naming_convention={"uq": "%(table_name)s_%(column_0_N_name)s_key"})

@@ -237,6 +237,7 @@ INSERT INTO "sqlite_stat1" VALUES('event','event_thread','1000000 200000 200 100
 INSERT INTO "sqlite_stat1" VALUES('scope','sqlite_autoindex_scope_1','1000000 200000 1');
 INSERT INTO "sqlite_stat1" VALUES('commits','sqlite_autoindex_commits_1','1000000 200000 1');
 INSERT INTO "sqlite_stat1" VALUES('commits','commits_seq','1000000 200000 1');
+INSERT INTO "sqlite_stat1" VALUES('body','body_scope','1000000 200000 10');
 CREATE TABLE text (
   space INTEGER NOT NULL,
   no INTEGER NOT NULL,

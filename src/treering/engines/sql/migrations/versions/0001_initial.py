@@ -356,6 +356,7 @@ def upgrade() -> None:
             ("scope", "sqlite_autoindex_scope_1", "1000000 200000 1"),
             ("commits", "sqlite_autoindex_commits_1", "1000000 200000 1"),
             ("commits", "commits_seq", "1000000 200000 1"),
+            ("body", "body_scope", "1000000 200000 10"),
         ):
             op.execute(
                 f"INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('{table}', '{index}', '{statistics}')"
