@@ -25,10 +25,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
+from playwright.sync_api import sync_playwright
 from tests.servers.fleet import opened
 from tests.servers.postgres import PostgresServer
+from tests.web import tools
 
 import treering
+from benchmarks import dashboard
 from benchmarks.postgres import make_durable
 from benchmarks.report import Measurement, Section, at_most
 from treering.core.batch import ABSENT, Draft, Usage
@@ -171,8 +174,11 @@ def text(random: Random, count: int) -> str:
 
 PAGE = 50
 TURNS = 9
+SORTED = "runs by"
 MOST_SORTED = 10_000
 """Runs up to which sorting by cost, tokens and duration is measured: it reads all runs."""
+MOST_SEARCHED = 150_000
+"""Runs up to which search is measured: seven spans of each make a million."""
 LATE = 0.9
 """How far behind the newest a late page begins, as a share of all."""
 IN_PROCESS_MS, HTTP_MS = 20, 50
@@ -201,7 +207,8 @@ def run(scratch: Path) -> Section:
             url = server.create_database()
             done = _built(url, size, scratch / f"postgres-{size}")
             postgres[done] = measure(url, done)
-    return section([*rows_of("SQLite", sqlite), *rows_of("PostgreSQL", postgres)])
+    rows = [*rows_of("SQLite", sqlite), dashboard_row(FOLDER / f"sqlite-{max(SIZES)}", max(sqlite))]
+    return section([*rows, *rows_of("PostgreSQL", postgres)])
 
 
 def section(rows: list[Measurement]) -> Section:
@@ -318,6 +325,21 @@ def _walked(page: Callable[..., Any], **given: Any) -> str | None:
     return cursors[int(len(cursors) * LATE)] if cursors else None
 
 
+def searches(store: Store, database: str) -> dict[str, Took]:
+    """Index what is not indexed yet, and search for common and rare words."""
+    store.timeline.index()
+    wanted = {
+        "three words, one very common": f"{WORDS[3]} {WORDS[700]} {WORDS[9000]}",
+        "two words": f"{WORDS[50]} {WORDS[400]}",
+        "a common word": WORDS[2],
+        "a rare word": WORDS[15_000],
+    }
+    return {
+        f"search {name}": _took(lambda words=words: store.timeline.search(words), TURNS, database=database)
+        for name, words in wanted.items()
+    }
+
+
 class Took(NamedTuple):
     """The mean CPU time of a question in milliseconds, of everybody who works on it, and its median time."""
 
@@ -333,10 +355,10 @@ def measure(url: str, size: int) -> dict[str, Took]:
     with treering.open(url) as store:
         database = urlsplit(url).path.lstrip("/") if "://" in url else ""
         for name, each in asked.items():
-            if name.startswith("runs by") and size > MOST_SORTED:
+            if name.startswith(SORTED) and size > MOST_SORTED:
                 cursors[name] = None
                 continue
-            turns = 1 if name.startswith("runs by") else TURNS
+            turns = 1 if name.startswith(SORTED) else TURNS
             found[f"py {name}"] = _took(lambda each=each: each.ask(store, None), turns, database=database)
             cursors[name] = each.late(store)
             if cursors[name] is not None:
@@ -351,6 +373,8 @@ def measure(url: str, size: int) -> dict[str, Took]:
             found[f"report cost by {by}"] = _took(
                 lambda by=by: store.cost.of_days(by=by), 3, database=database
             )
+        if size <= MOST_SEARCHED:
+            found |= searches(store, database)
         found["stats exact"] = _took(lambda: store.stats(exact=True), 1, database=database)
         found["stats"] = _took(lambda: store.stats().rows, TURNS, database=database)
         total = store.performance.report("model").total
@@ -358,7 +382,7 @@ def measure(url: str, size: int) -> dict[str, Took]:
             raise RuntimeError(f"the report counts {total.calls:,} calls of models, not {3 * size:,}")
     with served(url) as (get, pid):
         for name, each in asked.items():
-            if name.startswith("runs by"):
+            if name.startswith(SORTED):
                 continue  # as in process
             path = f"{each.path}&limit={PAGE}"
             found[f"http {name}"] = _took(lambda path=path: get(path), TURNS, pid=pid, database=database)
@@ -438,7 +462,7 @@ def rows_of(engine: str, took: dict[int, dict[str, Took]]) -> list[Measurement]:
             pages = {
                 name.removeprefix(prefix): each
                 for name, each in at_largest.items()
-                if name.startswith(prefix) and name.endswith(", late") == is_late
+                if name.startswith(prefix) and name.endswith(", late") == is_late and SORTED not in name
             }
             slow = sorted(pages, key=lambda name: -pages[name].cpu)
             over = [name for name in slow if pages[name].cpu > limit]
@@ -459,7 +483,7 @@ def rows_of(engine: str, took: dict[int, dict[str, Took]]) -> list[Measurement]:
         growth = {
             name: took[large][name].cpu / max(took[small][name].cpu, 1.0)
             for name in took[large]
-            if name.startswith(("py ", "http ")) and name in took[small]
+            if name.startswith(("py ", "http ")) and name in took[small] and SORTED not in name
         }
         worst = sorted(growth, key=lambda name: -growth[name])
         target, met = at_most(growth[worst[0]], 1.5)
@@ -473,6 +497,32 @@ def rows_of(engine: str, took: dict[int, dict[str, Took]]) -> list[Measurement]:
                 met=met,
                 note=", ".join(f"{name} {growth[name]:.1f}x" for name in worst[:6])
                 + f"; the median {median(growth.values()):.2f}x (less than 1 ms counts as 1 ms)",
+            )
+        )
+    of_sorts = max(size for size, each in took.items() if any(SORTED in name for name in each))
+    sorts = {name: each for name, each in took[of_sorts].items() if name.startswith(f"py {SORTED}")}
+    slowest = max(sorts, key=lambda name: sorts[name].cpu)
+    rows.append(
+        _row(
+            f"{engine}, {of_sorts:,} runs: runs by cost, tokens or duration, in process, CPU, the slowest",
+            sorts[slowest].cpu,
+            IN_PROCESS_MS,
+            note="reads all runs that match, so it grows with them and is not measured with more: "
+            + ", ".join(f"{name.removeprefix('py ')} {each.cpu:.0f}" for name, each in sorts.items()),
+        )
+    )
+    searched = max((size for size, each in took.items() if "search two words" in each), default=None)
+    if searched is not None:
+        asked = {name: each for name, each in took[searched].items() if name.startswith("search ")}
+        slowest = max(asked, key=lambda name: asked[name].cpu)
+        rows.append(
+            _row(
+                f"{engine}, {7 * searched:,} spans: search, CPU, the slowest",
+                asked[slowest].cpu,
+                50,
+                note=", ".join(
+                    f"{name.removeprefix('search ')} {each.cpu:.0f}" for name, each in asked.items()
+                ),
             )
         )
     for name in ("performance", "cost"):
@@ -498,6 +548,24 @@ def rows_of(engine: str, took: dict[int, dict[str, Took]]) -> list[Measurement]:
         )
     )
     return rows
+
+
+def dashboard_row(folder: Path, size: int) -> Measurement:
+    """Look at the views of lists in a browser; the best of three turns of each, and the slowest of them."""
+    took: dict[str, float] = {}
+    with dashboard.served(folder) as url, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=tools.chromium(), args=["--no-sandbox"])
+        for name in ("Runs", "Threads", "Memory", "Cost", "Schedules", "Store") * 3:
+            place, sign = dashboard.VIEWS[name]
+            ms = dashboard.first_sight(browser, f"{url}/ui/#/{place}", sign)
+            took[name] = min(ms, took.get(name, ms))
+        browser.close()
+    return _row(
+        f"SQLite, {size:,} runs: first sight of a view of the dashboard, time, the slowest",
+        max(took.values()),
+        1500,
+        note=", ".join(f"{name} {ms:.0f}" for name, ms in took.items()),
+    )
 
 
 def _row(claim: str, ours: float, limit: float, *, note: str) -> Measurement:

@@ -7,6 +7,7 @@ itself reports it (Event Timing).
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -45,7 +46,7 @@ def run(scratch: Path) -> Section:
     sample_store.add_many_runs(folder, runs=RUNS)
     sample_store.add_large_run(folder, events=EVENTS)
     sample_store.create(folder)
-    with _served(folder) as url, sync_playwright() as playwright:
+    with served(folder) as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=tools.chromium(), args=["--no-sandbox"])
         measurements = [
             _views(browser, url),
@@ -66,7 +67,7 @@ def run(scratch: Path) -> Section:
 def _views(browser: Browser, url: str) -> Measurement:
     """From the navigation to the data of a view, each in a new page; the slowest view counts."""
     took = {
-        name: min(_first_sight(browser, f"{url}/ui/#/{place}", sign) for _ in range(3))
+        name: min(first_sight(browser, f"{url}/ui/#/{place}", sign) for _ in range(3))
         for name, (place, sign) in VIEWS.items()
     }
     slowest = max(took, key=lambda name: took[name])
@@ -74,7 +75,8 @@ def _views(browser: Browser, url: str) -> Measurement:
     return _within("first sight of a view's data, the slowest view", took[slowest], 1500, note=f"ms: {each}")
 
 
-def _first_sight(browser: Browser, address: str, sign: str) -> float:
+def first_sight(browser: Browser, address: str, sign: str) -> float:
+    """Return the milliseconds from the navigation to the first element that matches ``sign``."""
     page = _page(browser)
     page.add_init_script(_watch(sign))
     page.goto(address)
@@ -221,11 +223,15 @@ def _page(browser: Browser) -> Page:
 
 
 @contextmanager
-def _served(folder: Path) -> Iterator[str]:
+def served(folder: Path) -> Iterator[str]:
+    """Serve a store, and yield its address."""
     command = [sys.executable, "-m", "treering", "serve", "--store", str(folder), "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
             line = server.stderr.readline() if server.stderr else ""
-            yield line.partition(" on ")[2].partition(";")[0]
+            address = re.search(r"http://\S+(?=;)", line)
+            if address is None:
+                raise RuntimeError(f"the server did not start: {line}")
+            yield address[0]
         finally:
             server.terminate()
