@@ -201,3 +201,16 @@ def test_a_checkpoint_that_is_saved_now_appears_by_itself(page, own_store):
     page.locator(".pulse.on").wait_for()
     store.thread("work/refunds").append({"role": "user", "content": "Thank you."}, note="thanks")
     expect(page.locator(".checkpoints .row")).to_have_count(3)
+
+
+def test_the_boundary_of_a_compaction_is_shown_and_opened(page, own_store):
+    store, url = own_store
+    thread = store.thread("support/alice")
+    thread.compact("Alice wants a refund.", upto=2)
+    open_thread(page, url)
+    boundary = page.locator(".boundary")
+    expect(boundary).to_contain_text("a model reads a summary of 2 messages")
+    expect(page.locator(".inspector .said")).to_have_count(thread.load().message_count)
+    boundary.locator("summary").click()
+    expect(boundary.locator(".summary-text")).to_contain_text("Alice wants a refund.")
+    assert axe_findings(page) == []

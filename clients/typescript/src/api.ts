@@ -292,13 +292,15 @@ export interface Checked {
 /**
  * A checkpoint with its content; ``first_message`` is the index of the first message returned.
  *
- * ``readable`` has each message as a role and parts, whatever its format, if the request asked for it.
+ * ``compactions`` are summaries that stand for some of the messages in the view of a model. ``readable`` has
+ * each message as a role and parts, whatever its format, if the request asked for it.
  */
 export interface CheckpointContent {
   checkpoint: CheckpointSummary;
   messages: Json[];
   readable: ReadMessage[] | null;
   first_message: number;
+  compactions: CompactionLine[];
   state: Record<string, Json>;
   lists: Record<string, Json[]>;
 }

@@ -165,11 +165,25 @@ export interface CheckpointSummary {
   snapshot: string | null;
 }
 
+/** A summary that stands for messages before a boundary, in the view of a model. */
+export interface Compaction {
+  id: string;
+  source: string;
+  text: string;
+  since: number;
+  upto: number;
+  tokens_before: number | null;
+  tokens_after: number | null;
+  cost: string | null;
+  currency: string | null;
+}
+
 export interface CheckpointContent {
   checkpoint: CheckpointSummary;
   messages: unknown[];
   readable: ReadMessage[];
   first_message: number;
+  compactions: Compaction[];
   state: Record<string, unknown>;
   lists: Record<string, unknown[]>;
 }

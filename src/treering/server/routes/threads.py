@@ -203,13 +203,15 @@ class CheckpointSummary(Struct, frozen=True, kw_only=True):
 class CheckpointContent(Struct, frozen=True, kw_only=True):
     """A checkpoint with its content; ``first_message`` is the index of the first message returned.
 
-    ``readable`` has each message as a role and parts, whatever its format, if the request asked for it.
+    ``compactions`` are summaries that stand for some of the messages in the view of a model. ``readable`` has
+    each message as a role and parts, whatever its format, if the request asked for it.
     """
 
     checkpoint: CheckpointSummary
     messages: list[Any]
     readable: list[ReadMessage] | None
     first_message: int
+    compactions: tuple[CompactionLine, ...]
     state: dict[str, Any]
     lists: dict[str, list[Any]]
 
@@ -451,6 +453,7 @@ def checkpoint_content(checkpoint: Checkpoint, query: ContentQuery) -> Checkpoin
         messages=messages,
         readable=list(map(read_message, messages)) if query.readable else None,
         first_message=checkpoint.message_count - len(messages),
+        compactions=tuple(map(compaction_line, checkpoint.compactions)),
         state=checkpoint.state,
         lists={name: checkpoint.items(name) for name in checkpoint.list_names if name != "messages"},
     )

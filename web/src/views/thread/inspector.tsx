@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 
 import { at, send } from "../../base/api";
-import { plural, stamp } from "../../base/format";
+import { count, plural, stamp } from "../../base/format";
 import { useGet } from "../../base/query";
 import { go, href, route } from "../../base/route";
 import { snapshotId, type CheckpointContent, type CheckpointSummary, type Difference, type EffectPage } from "../../base/shapes";
@@ -130,10 +130,37 @@ function Messages({ content }: { content: CheckpointContent }) {
         keys={false}
         idOf={(_, index) => String(index)}
         row={(message, index) => (
-          <Message message={message} source={content.messages[index]} onEdit={() => edit(index)} />
+          <>
+            <Boundaries content={content} at={index} />
+            <Message message={message} source={content.messages[index]} onEdit={() => edit(index)} />
+            {index === content.messages.length - 1 && <Boundaries content={content} at={index + 1} />}
+          </>
         )}
       />
       {edited !== null && <EditMessage content={content} index={edited} onClose={() => edit(null)} />}
+    </>
+  );
+}
+
+/** Where a model stops reading: a summary stands for what is above. */
+function Boundaries({ content, at }: { content: CheckpointContent; at: number }) {
+  return (
+    <>
+      {content.compactions
+        .filter((each) => each.upto === at)
+        .map((each) => (
+          <details class="box boundary" key={each.id}>
+            <summary>
+              Compacted: a model reads a summary of {plural(each.upto, "message")}{" "}
+              <span class="muted small">
+                {each.tokens_before !== null && each.tokens_after !== null && `${count(each.tokens_before)} → ${count(each.tokens_after)} tokens · `}
+                {each.cost !== null && `${Number(each.cost).toFixed(4)} ${each.currency} · `}
+                {each.source}
+              </span>
+            </summary>
+            <p class="summary-text">{each.text}</p>
+          </details>
+        ))}
     </>
   );
 }
