@@ -1,18 +1,21 @@
 """A workspace of a million tiny files: how long, how much memory, how much disk. Run by its name only.
 
-There is no peer and no limit: the numbers are told once, so that nobody has to guess. Each step is a process
-of its own, so that its peak of memory is its own. ``TREERING_BENCH_TINY`` makes it smaller.
+restic takes the first snapshot and the unchanged one as well, in turns with ours. Each step is a process of
+its own, so that its peak of memory is its own. ``TREERING_BENCH_TINY`` makes it smaller.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from time import perf_counter
+from typing import NamedTuple
 
-from benchmarks.report import Measurement, Section
+from benchmarks.report import Measurement, Section, at_most
 
 FILES = int(os.environ.get("TREERING_BENCH_TINY", "1000000"))
 
@@ -38,21 +41,44 @@ print(json.dumps([took, after.user + after.system - ticks.user - ticks.system, p
 
 def run(scratch: Path) -> Section:
     """Measure one step after the other."""
-    tree, store = scratch / "tree", scratch / "store"
+    tree, store, peer = scratch / "tree", scratch / "store", scratch / "restic"
     make_tree(tree)
-    rows = [_step("first snapshot", store, tree, "first"), _step("nothing changed", store, tree, "unchanged")]
-    disk = sum(path.lstat().st_size for path in store.rglob("*") if path.is_file())
+    has_peer = shutil.which("restic") is not None
+    if has_peer:
+        _restic(peer, tree, "init", "--repository-version", "2")
+    rows: list[Measurement] = []
+    for claim, step, seconds in (("first snapshot", "first", None), ("nothing changed", "unchanged", 3)):
+        ours = _step(store, tree, step)
+        if seconds is not None:
+            rows.append(_limited(claim, ours.seconds, seconds, "s"))
+        else:
+            rows.append(_limited(f"{claim}, memory", ours.peak / 1e6, 300, "MB"))
+        if has_peer:
+            theirs = _restic(peer, tree, "backup", ".")
+            rows.append(_compared(f"{claim}, against restic", ours, theirs))
+        else:
+            rows.append(_told(claim, ours))
+        if step == "first":
+            disk = sum(path.lstat().st_size for path in store.rglob("*") if path.is_file())
     for number in range(0, FILES, max(1, FILES // 100)):
         _path(tree, number).write_text(f"edited {number}\n")
-    rows.append(_step("100 files edited", store, tree, "edit"))
-    rows.append(_step("one step back, in place", store, tree, "back"))
-    rows.append(_step("whole restore, verified", store, tree, "restore"))
+    rows.append(_told("100 files edited", _step(store, tree, "edit")))
+    rows.append(_told("one step back, in place", _step(store, tree, "back")))
+    rows.append(_told("whole restore, verified", _step(store, tree, "restore")))
     rows.append(
-        _told("disk after the first snapshot", f"{disk / 1e6:.0f} MB", f"{disk / FILES:.0f} B a file")
+        Measurement(
+            claim="disk after the first snapshot",
+            ours=f"{disk / 1e6:.0f} MB",
+            peer="-",
+            ratio=0,
+            target="-",
+            met=True,
+            note=f"{disk / FILES:.0f} B a file",
+        )
     )
     return Section(
         title="A million tiny files",
-        about=f"{FILES:,} files of 40 to 400 bytes, all different, 100 in a folder. Measured, not compared.",
+        about=f"{FILES:,} files of 40 to 400 bytes, all different, 100 in a folder.",
         measurements=rows,
     )
 
@@ -70,12 +96,60 @@ def _path(root: Path, number: int) -> Path:
     return root / f"a{number // 10_000:03}" / f"b{number // 100 % 100:02}" / f"f{number % 100:02}"
 
 
-def _step(claim: str, store: Path, tree: Path, step: str) -> Measurement:
+class Step(NamedTuple):
+    """What a process took, and its peak of memory in bytes."""
+
+    seconds: float
+    cpu: float
+    peak: int
+
+    def __str__(self) -> str:
+        return f"{self.cpu:.1f} s of CPU, peak {self.peak / 1e6:.0f} MB"
+
+
+def _step(store: Path, tree: Path, step: str) -> Step:
     command = [sys.executable, "-c", _STEP, str(store), str(tree), step]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    took, cpu, peak = json.loads(done.stdout)
-    return _told(claim, f"{took:.1f} s", f"{cpu:.1f} s of CPU; peak {peak / 1e6:.0f} MB")
+    return Step(*json.loads(done.stdout))
 
 
-def _told(claim: str, ours: str, note: str) -> Measurement:
-    return Measurement(claim=claim, ours=ours, peer="-", ratio=0, target="-", met=True, note=note)
+def _restic(repository: Path, tree: Path, *arguments: str) -> Step:
+    environment = {**os.environ, "RESTIC_PASSWORD": "benchmark", "RESTIC_REPOSITORY": str(repository)}
+    environment["RESTIC_CACHE_DIR"] = f"{repository}-cache"
+    began = perf_counter()
+    process = subprocess.Popen(["restic", "-q", *arguments], env=environment, cwd=tree)
+    _, status, used = os.wait4(process.pid, 0)
+    assert status == 0
+    return Step(perf_counter() - began, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
+
+
+def _compared(claim: str, ours: Step, theirs: Step) -> Measurement:
+    ratio = ours.seconds / theirs.seconds
+    target, met = at_most(ratio, 0.6)
+    return Measurement(
+        claim=claim,
+        ours=f"{ours.seconds:.1f} s",
+        peer=f"restic {theirs.seconds:.1f} s",
+        ratio=ratio,
+        target=target,
+        met=met,
+        note=f"{ours}; restic {theirs}",
+    )
+
+
+def _limited(claim: str, measured: float, limit: float, unit: str) -> Measurement:
+    target, met = at_most(measured / limit, 1)
+    return Measurement(
+        claim=claim,
+        ours=f"{measured:.1f} {unit}",
+        peer=f"{limit} {unit} allowed",
+        ratio=measured / limit,
+        target=target,
+        met=met,
+    )
+
+
+def _told(claim: str, step: Step) -> Measurement:
+    return Measurement(
+        claim=claim, ours=f"{step.seconds:.1f} s", peer="-", ratio=0, target="-", met=True, note=str(step)
+    )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from treering.core.content import Content
 from treering.core.tree import (
+    INLINE_BYTES,
     Change,
     FileEntry,
     FolderEntry,
@@ -36,6 +37,12 @@ NAMES = (
     .map(as_the_os_gives_it)
 )
 TARGETS = st.binary(min_size=1, max_size=300).filter(lambda raw: 0 not in raw).map(as_the_os_gives_it)
+
+
+def inline(name, data, mode=0o644):
+    return FileEntry(name=name, mode=mode, size=len(data), data=data)
+
+
 ENTRIES = (
     st.builds(
         FileEntry,
@@ -45,6 +52,7 @@ ENTRIES = (
         content=st.lists(HASHES, min_size=1, max_size=4).map(tuple),
     )
     | st.builds(FileEntry, name=NAMES, mode=MODES, size=st.just(0), content=st.just(()))
+    | st.builds(inline, NAMES, st.binary(min_size=1, max_size=INLINE_BYTES), MODES)
     | st.builds(FolderEntry, name=NAMES, mode=MODES, tree=HASHES)
     | st.builds(LinkEntry, name=NAMES, target=TARGETS)
 )
@@ -91,19 +99,21 @@ def test_the_stored_form_is_unchanged():
             FolderEntry(name="b", mode=0o755, tree=HASH),
             file("é", size=300),
             file("a", (), size=0, mode=0o600),
+            inline("y", b"tiny"),
         )
     )
     content = encode_tree(tree)
     assert content.data == b"".join(
         [
-            b"\x92\x01\x94",
+            b"\x92\x01\x95",
             b"\x95\x00\xc4\x01a\xcd\x01\x80\x00\xc4\x00",
             b"\x94\x01\xc4\x01b\xcd\x01\xed\xc4\x20" + RAW,
+            b"\x94\x03\xc4\x01y\xcd\x01\xa4\xc4\x04tiny",
             b"\x93\x02\xc4\x01z\xc4\x04../a",
             b"\x95\x00\xc4\x02\xc3\xa9\xcd\x01\xa4\xcd\x01\x2c\xc4\x20" + RAW,
         ]
     )
-    assert [entry.name for entry in decode_tree(content).entries] == ["a", "b", "z", "é"]
+    assert [entry.name for entry in decode_tree(content).entries] == ["a", "b", "y", "z", "é"]
     assert encode_tree(Tree()).data == b"\x92\x01\x90"
 
 
@@ -142,6 +152,10 @@ def test_an_impossible_file_name_is_not_read(name, rest):
         (file("a", size=0), "size of 0 bytes in 1 objects"),
         (file("a", size=-1), "size of -1"),
         (file("a", size=2**63), "size of 9223372036854775808"),
+        (inline("a", b""), "keeps 0 bytes"),
+        (inline("a", bytes(INLINE_BYTES + 1)), "keeps 513 bytes"),
+        (FileEntry(name="a", mode=0, size=2, data=b"x"), "another size than its data"),
+        (FileEntry(name="a", mode=0, size=1, data=b"x", content=(HASH,)), "has objects"),
         (FolderEntry(name="a", mode=0, tree=HASH[:62]), "not an object name"),
         (LinkEntry(name="a", target=""), "empty target"),
         (LinkEntry(name="a", target="b\0c"), "NUL"),
@@ -176,6 +190,11 @@ FILE_A, FILE_B = (0, b"a", 0o644, 1, RAW), (0, b"b", 0o644, 1, RAW)
         (stored((2, b"a", b"")), "entry 'a' has an empty target"),
         (stored((2, b"a", b"x\0")), "entry 'a' has an empty target or one with NUL"),
         (stored((3, b"a", b"x")), "does not parse"),
+        (stored((3, b"a", 0o644, b"")), "entry 'a' keeps 0 bytes"),
+        (stored((3, b"a", 0o644, bytes(513))), "entry 'a' keeps 513 bytes"),
+        (stored((3, b"a", 0o4755, b"x")), "entry 'a' has mode 0o4755"),
+        (stored((3, b"a/b", 0o644, b"x")), "a name that no file can have"),
+        (stored((4, b"a", 0o644, b"x")), "does not parse"),
         (stored((0, "a", 0o644, 1, RAW)), "tree [0-9a-f]{64} "),
         (stored((0, b"a", "0644", 1, RAW)), "does not parse"),
         (stored((0, b"a", 0o644, 1)), "does not parse"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+import treering
 from tests.workspaces.test_snapshot import info, paths
 from treering.core.content import Content
 from treering.core.tree import FileEntry
@@ -38,8 +40,41 @@ def test_what_did_not_change_is_not_read(store: Store, folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("later")
+def test_a_tiny_file_is_part_of_its_folder(store: Store, folder: Path) -> None:
+    """It has no object; whatever changes beside it, the folder equals one that is read from scratch."""
+    many = folder / "many"
+    (many / "inner").mkdir(parents=True)
+    for number in range(30):
+        (many / f"f{number:02}").write_bytes(b"%d" % number * (number * 12 + 1))  # up to 349 and 698 bytes
+    taken = [info(store, folder)]
+    hashes = [sha256((many / name).read_bytes()).hexdigest() for name in ("f07", "f29")]
+    assert store.engine.missing(store.space, hashes) == {hashes[0]}
+
+    def again(read_files: int) -> None:
+        taken.append(info(store, folder))
+        assert taken[-1].read_files == read_files
+        with treering.open("memory://") as fresh:
+            assert fresh.workspace.snapshot(folder) == taken[-1].id
+
+    (many / "f07").write_text("changed")
+    again(1)
+    (many / "inner" / "new").write_text("a folder below changed, no file here did")
+    again(1)
+    (many / "f03").unlink()
+    (many / "f04").chmod(0o600)
+    again(1)
+    again(0)
+    assert store.workspace.cat(taken[0].id, "many/f03") == b"3" * 37
+    assert store.workspace.check(taken[0].id).ok
+    changes = {each.path: each for each in store.workspace.diff(taken[0].id, taken[1].id)}
+    assert changes["many/f07"].after is not None
+    assert changes["many/f07"].after.hash == sha256(b"changed").hexdigest()
+    store.workspace.restore(taken[0].id, folder, delete=True)
+    assert info(store, folder).id == taken[0].id
+
+
+@pytest.mark.usefixtures("later")
 def test_another_process_uses_the_stat_cache(tmp_path: Path, folder: Path) -> None:
-    import treering
 
     for reads in (5, 0):
         with treering.open(tmp_path / "store") as store:
@@ -48,7 +83,6 @@ def test_another_process_uses_the_stat_cache(tmp_path: Path, folder: Path) -> No
 
 @pytest.mark.usefixtures("later")
 def test_a_damaged_stat_cache_only_costs_time(tmp_path: Path, folder: Path) -> None:
-    import treering
 
     with treering.open(tmp_path / "store") as store:
         first = store.workspace.snapshot(folder)
@@ -220,6 +254,7 @@ def test_a_collection_between_files_and_folders_is_noticed(
     store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The files are staged and swept, then the folders are staged: their root alone proves nothing."""
+    (folder / "long.txt").write_bytes(b"more than fits into a tree\n" * 100)
     real = store.engine.stage
     staged: list[int] = []
 

@@ -2,14 +2,17 @@
 
 Each folder is one object of kind ``tree``. A file entry lists the objects of its bytes in order (none if it
 is empty, one if it is small, its chunks if it is large; see `core.chunking`), a folder entry names another
-tree, and a link entry has a target. The name of the root therefore identifies the whole folder: equal folders
-have equal names on any machine, and trees that share a subfolder share its object.
+tree, and a link entry has a target. A file of at most `INLINE_BYTES` is kept in the tree itself: its name,
+its row and its place in a pack would take more than its bytes. The name of the root therefore identifies the
+whole folder: equal folders have equal names on any machine, and trees that share a subfolder share its
+object.
 
 The stored form is MessagePack, ``[1, [entry, ...]]``, where 1 is the format version and an entry is ``[0,
-name, mode, size, objects]`` for a file, ``[1, name, mode, tree]`` for a folder and ``[2, name, target]`` for
-a link. Names and targets are the bytes of the file system (names need not be UTF-8; Python represents the
-other bytes by surrogateescape); ``objects`` is the concatenation of 32-byte SHA-256 names. Entries are sorted
-by the bytes of their names, modes have no bits outside 0o777, and integers have their shortest encoding.
+name, mode, size, objects]`` for a file, ``[1, name, mode, tree]`` for a folder, ``[2, name, target]`` for a
+link and ``[3, name, mode, bytes]`` for a file that is kept in the tree. Names and targets are the bytes of
+the file system (names need not be UTF-8; Python represents the other bytes by surrogateescape); ``objects``
+is the concatenation of 32-byte SHA-256 names. Entries are sorted by the bytes of their names, modes have no
+bits outside 0o777, and integers have their shortest encoding.
 **Invariant:** a tree has exactly one stored form, and `decode_tree` accepts no other. Its result is safe to
 walk, because no name in it can leave its folder.
 """
@@ -21,12 +24,14 @@ from typing import Final
 
 import msgspec
 
-from treering.core.content import Content
+from treering.core.content import Content, object_name
 from treering.errors import Corrupt, InvalidInput, NewerStore
 
 FORMAT_VERSION: Final = 1
 MAX_NAME_BYTES: Final = 255
 MODE_BITS: Final = 0o777
+INLINE_BYTES: Final = 512
+"""A file of up to this many bytes may be kept in the tree; a snapshot keeps all of them there."""
 
 _HASH_BYTES: Final = 32
 _MAX_SIZE: Final = (1 << 63) - 1
@@ -34,12 +39,21 @@ _FORBIDDEN_NAMES: Final = frozenset({b"", b".", b".."})
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A file: ``content`` names the objects that make up its ``size`` bytes."""
+    """A file: ``content`` names the objects that make up its ``size`` bytes.
+
+    The bytes of a file that is kept in the tree are ``data``, and it has no objects.
+    """
 
     name: str
     mode: int
     size: int
-    content: tuple[str, ...]
+    content: tuple[str, ...] = ()
+    data: bytes | None = None
+
+    @property
+    def hashes(self) -> tuple[str, ...]:
+        """What its bytes are known by: ``content``, or the name that ``data`` would have as an object."""
+        return self.content if self.data is None else (object_name("bytes", self.data),)
 
 
 class FolderEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -129,7 +143,13 @@ class _StoredLink(msgspec.Struct, frozen=True, array_like=True, tag=2, forbid_un
     target: bytes
 
 
-_Stored = _StoredFile | _StoredFolder | _StoredLink
+class _StoredInline(msgspec.Struct, frozen=True, array_like=True, tag=3, forbid_unknown_fields=True):
+    name: bytes
+    mode: int
+    data: bytes
+
+
+_Stored = _StoredFile | _StoredFolder | _StoredLink | _StoredInline
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _outer_decoder: Final = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
@@ -160,9 +180,14 @@ def _first_problem(entries: Iterable[_Stored]) -> str | None:
         name = entry.name
         is_plain = (  # a small, valid file, the common case: one test instead of six
             name > previous
-            and isinstance(entry, _StoredFile)
-            and len(entry.objects) == _HASH_BYTES
-            and 0 < entry.size <= _MAX_SIZE
+            and (
+                (isinstance(entry, _StoredInline) and 0 < len(entry.data) <= INLINE_BYTES)
+                or (
+                    isinstance(entry, _StoredFile)
+                    and len(entry.objects) == _HASH_BYTES
+                    and 0 < entry.size <= _MAX_SIZE
+                )
+            )
             and not entry.mode & ~MODE_BITS
             and len(name) <= MAX_NAME_BYTES
             and b"/" not in name
@@ -187,6 +212,12 @@ def _problem(entry: _Stored) -> str | None:
         return f"has a name of {len(name)} bytes, the limit is {MAX_NAME_BYTES}"
     if isinstance(entry, _StoredFile):  # most entries are files, so test them first
         return _mode_problem(entry.mode) or _content_problem(entry)
+    if isinstance(entry, _StoredInline):
+        return _mode_problem(entry.mode) or (
+            None
+            if 0 < len(entry.data) <= INLINE_BYTES
+            else f"keeps {len(entry.data)} bytes in the tree, which may be 1 to {INLINE_BYTES}"
+        )
     if isinstance(entry, _StoredFolder):
         return _mode_problem(entry.mode) or (
             None if len(entry.tree) == _HASH_BYTES else "has a tree that is not a SHA-256"
@@ -210,6 +241,10 @@ def _content_problem(entry: _StoredFile) -> str | None:
 def _to_stored(entry: TreeEntry) -> _Stored:
     name = _to_bytes(entry.name)
     if isinstance(entry, FileEntry):
+        if entry.data is not None:
+            if entry.content or entry.size != len(entry.data):
+                raise InvalidInput(f"entry {_shown(name)} has objects, or another size than its data")
+            return _StoredInline(name, entry.mode & MODE_BITS, entry.data)
         objects = b"".join([_hash_bytes(part, name) for part in entry.content])
         return _StoredFile(name, entry.mode & MODE_BITS, entry.size, objects)
     if isinstance(entry, FolderEntry):
@@ -219,6 +254,8 @@ def _to_stored(entry: TreeEntry) -> _Stored:
 
 def _from_stored(entry: _Stored) -> TreeEntry:
     name = entry.name.decode("utf-8", "surrogateescape")
+    if isinstance(entry, _StoredInline):
+        return FileEntry(name=name, mode=entry.mode, size=len(entry.data), data=entry.data)
     if isinstance(entry, _StoredFile):
         objects = entry.objects
         content = (objects.hex(),) if len(objects) == _HASH_BYTES else _split(objects)  # usually just one

@@ -14,21 +14,13 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from treering.core.tree import (
-    MODE_BITS,
-    FileEntry,
-    FolderEntry,
-    LinkEntry,
-    Tree,
-    TreeEntry,
-    encode_tree,
-)
+from treering.core.tree import FolderEntry, LinkEntry, Tree, TreeEntry, encode_tree
 from treering.errors import Corrupt, MissingObjects, NotFound, TreeringError
 from treering.secret_scan import FoundSecret
 from treering.workspaces.browse import SnapshotCheck, SnapshotProblem, check_snapshot, select
-from treering.workspaces.ignore import DEFAULT_EXCLUDES, Rules, make_rules
+from treering.workspaces.ignore import DEFAULT_EXCLUDES, RESERVED, Rules, make_rules
 from treering.workspaces.restore import download, restore
-from treering.workspaces.scan import CachedFolder, LeftOut
+from treering.workspaces.scan import LeftOut
 from treering.workspaces.snapshot import ObjectStore, Snapshot, SnapshotWriter, StagedSnapshot, load_rules
 
 T = TypeVar("T")
@@ -156,7 +148,9 @@ class SandboxArchive:
 
     def _combine(self, workspace: StagedSnapshot, home: StagedSnapshot) -> StagedSandbox:
         folder = FolderEntry(name=WORKSPACE, mode=_MODE, tree=workspace.root)
-        tree = encode_tree(Tree(entries=(*_entries(home.cached.folder), folder)))
+        top = home.top or self.snapshot(home.root).top
+        entries = [each for each in top.entries if each.name != RESERVED]
+        tree = encode_tree(Tree(entries=(*entries, folder)))
         self._contents.stage(self._space, [tree])
         left_out = (LeftOut(f"{WORKSPACE}/{each.path}", each.reason) for each in workspace.left_out)
         secrets = (
@@ -197,18 +191,6 @@ def _only(folders: list[list[str]]) -> list[str]:
     for names in sorted(above, key=lambda names: (len(names), names)):  # the last match wins
         lines += [f"!/{'/'.join(names)}/", f"/{'/'.join(names)}/*"]
     return lines + [f"!/{'/'.join(names)}/" for names in folders]
-
-
-def _entries(folder: CachedFolder) -> list[TreeEntry]:
-    entries: list[TreeEntry] = [
-        FileEntry(name=name, mode=each.stamp[4] & MODE_BITS, size=each.size, content=each.content)
-        for name, each in folder.files.items()
-    ]
-    entries += [
-        FolderEntry(name=name, mode=each.mode, tree=each.tree) for name, each in folder.folders.items()
-    ]
-    entries += [LinkEntry(name=name, target=target) for name, target in folder.links.items()]
-    return entries
 
 
 def _stays_inside(entry: TreeEntry) -> bool:

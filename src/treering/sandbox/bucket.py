@@ -478,7 +478,8 @@ def _object_names(folder: CachedFolder) -> Iterator[str]:
         if each.tree:
             yield each.tree
         for file in each.files.values():
-            yield from file.content
+            if not file.is_inline:
+                yield from file.content
         pending += each.folders.values()
 
 

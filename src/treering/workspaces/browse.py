@@ -77,7 +77,8 @@ def stream(snapshot: Snapshot, path: str, *, start: int = 0, stop: int | None = 
 def to_entry(path: str, entry: TreeEntry) -> SnapshotEntry:
     """Return an entry of a tree in the form that users see."""
     if isinstance(entry, FileEntry):
-        only = entry.content[0] if len(entry.content) == 1 else None
+        hashes = entry.hashes
+        only = hashes[0] if len(hashes) == 1 else None
         return SnapshotEntry(path=path, kind="file", mode=entry.mode, size=entry.size, hash=only)
     if isinstance(entry, FolderEntry):
         return SnapshotEntry(path=path, kind="folder", mode=entry.mode, hash=entry.tree)
@@ -215,7 +216,7 @@ def _read_all(
     pool = ThreadPoolExecutor(1, "treering-large")
     try:
         reads = [pool.submit(_read_size, snapshot, entry) for _, entry in large]
-        yield from ((path, entry, 0) for path, entry in files if not entry.content)
+        yield from ((path, entry, len(entry.data or b"")) for path, entry in files if not entry.content)
         yield from _read_small(snapshot, [each for each in files if len(each[1].content) == 1])
         for (path, entry), read in zip(large, reads, strict=True):
             yield path, entry, read.result()

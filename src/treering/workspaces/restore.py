@@ -56,7 +56,7 @@ from treering.workspaces.scan import (
     CachedWorkspace,
     FileProgress,
     FileStamp,
-    count_secrets,
+    cached_folder,
     file_stamp,
     trusted_stamp,
     untrusted_stamp,
@@ -168,7 +168,7 @@ def restore(
 def preview(snapshot: Snapshot, *, links: LinkPolicy) -> RestoreResult:
     """Return what a restore into a folder that does not exist yet would do."""
     planner = RestorePlanner(snapshot, delete=False, links=links, in_the_way=frozenset())
-    return _planned(snapshot.root, planner.plan(CachedFolder("", 0, {}, {}, {}, 0, 0)), planner)
+    return _planned(snapshot.root, planner.plan(cached_folder("", 0)), planner)
 
 
 def download(
@@ -227,7 +227,7 @@ def _written(plan: FolderPlan) -> Iterator[str]:
 def _check_space(plan: FolderPlan, folder: int) -> None:
     """Refuse early what does not fit on the disk. A chunk that repeats within a file is likely a hole."""
     needed = sum(
-        entry.size * len(set(entry.content)) // max(1, len(entry.content))
+        entry.size * len(set(entry.content)) // len(entry.content) if entry.content else entry.size
         for each in plan.walk()
         for entry in each.files
     )
@@ -269,6 +269,7 @@ class FolderPlan:
     """What a restore does in one folder, and in those below it."""
 
     __slots__ = (
+        "before",
         "chmods",
         "current",
         "files",
@@ -290,6 +291,8 @@ class FolderPlan:
         self.mode = mode
         self.tree = tree
         self.current = current
+        self.before: dict[str, CachedFile] = {} if current is None else current.files
+        """Its files as they were scanned."""
         self.is_new = current is None
         self.is_exact = True
         """Whether the folder will equal the snapshot, with nothing else in it."""
@@ -375,13 +378,13 @@ class RestorePlanner:
                 f"snapshot {self._snapshot.root} has more than {limits.entries:,} entries "
                 f"(counted up to {plan.path!r}); nothing was written"
             )
-        cached_files = {} if plan.current is None else plan.current.files
+        cached_files = plan.before
         for entry in tree.entries:
             if isinstance(entry, FileEntry):
                 cached = cached_files.get(entry.name)
                 if cached is None:
                     self._plan_new_file(plan, entry, plan.path + entry.name)
-                elif cached.content != entry.content or cached.size != entry.size:
+                elif cached.content != entry.hashes or cached.size != entry.size:
                     plan.files.append(entry)
                 elif cached.stamp[4] & 0o7777 != entry.mode:
                     plan.chmods.append(entry)
@@ -426,7 +429,7 @@ class RestorePlanner:
     def _plan_subfolder(self, plan: FolderPlan, entry: FolderEntry, path: str) -> FolderPlan | None:
         cached = None
         if plan.current is not None:
-            if entry.name in plan.current.files or entry.name in plan.current.links:
+            if entry.name in plan.before or entry.name in plan.current.links:
                 plan.removed_files.append(entry.name)
             cached = plan.current.folders.get(entry.name)
             if cached is not None and cached.tree == entry.tree and cached.mode == entry.mode:
@@ -450,7 +453,7 @@ class RestorePlanner:
         if plan.current is None:
             return
         wanted = {entry.name for entry in tree.entries}
-        files = [name for name in (*plan.current.files, *plan.current.links) if name not in wanted]
+        files = [name for name in (*plan.before, *plan.current.links) if name not in wanted]
         folders = {name: each for name, each in plan.current.folders.items() if name not in wanted}
         if self._delete:
             plan.removed_files += files
@@ -510,7 +513,7 @@ class _OpenFolder:
         self.mode = mode
         self.place: StagedFolder | None = None
         """What is staged for an existing folder. A new one is staged as a whole, with the folder above it."""
-        self.cached: dict[str, CachedFile] = {} if plan.current is None else plan.current.files
+        self.cached = plan.before
         self.stamps: dict[str, FileStamp] = {}
         self.cuts: dict[str, tuple[int, ...]] = {}
         self.secrets: dict[str, tuple[SecretMatch, ...]] = {}
@@ -678,7 +681,7 @@ class PlanApplier:
             return
         there = set[str]()
         if plan.current is not None:
-            there = (plan.current.files.keys() | plan.current.links.keys()) - set(plan.removed_files)
+            there = (plan.before.keys() | plan.current.links.keys()) - set(plan.removed_files)
         source = staged.place.open()
         try:
             for name in _placed_names(plan):
@@ -738,31 +741,28 @@ class PlanApplier:
         folders: dict[str, CachedFolder] = {}
         if before is not None:
             gone = {*plan.removed_files, *plan.removed_folders}
-            files = {name: each for name, each in before.files.items() if name not in gone}
+            files = {name: each for name, each in plan.before.items() if name not in gone}
             links = {name: each for name, each in before.links.items() if name not in gone}
             folders = {name: each for name, each in before.folders.items() if name not in gone}
         staged = self._folders[plan]
         for entry in plan.files:
             stamp = trusted_stamp(staged.stamps[entry.name], read_at_ns=now_ns)
             cuts, secrets = staged.cuts.get(entry.name, ()), staged.secrets.get(entry.name)
-            files[entry.name] = CachedFile(stamp, entry.size, entry.content, cuts, secrets)
+            files[entry.name] = CachedFile(
+                stamp, entry.size, entry.hashes, cuts, secrets, entry.data is not None
+            )
             links.pop(entry.name, None)
         for entry in plan.chmods:
-            files[entry.name] = CachedFile(untrusted_stamp(entry.mode), entry.size, entry.content, (), None)
+            files[entry.name] = CachedFile(
+                untrusted_stamp(entry.mode), entry.size, entry.hashes, (), None, entry.data is not None
+            )
             links.pop(entry.name, None)
         for link in plan.links:
             links[link.name] = link.target
             files.pop(link.name, None)
         folders.update({each.name: self._cached_after(each, now_ns=now_ns) for each in plan.folders})
-        return CachedFolder(
-            tree=plan.tree if plan.is_exact else "",
-            mode=plan.mode,
-            files=files,
-            links=links,
-            folders=folders,
-            count=len(files) + len(links) + sum(each.count for each in folders.values()),
-            size=sum(each.size for each in files.values()) + sum(each.size for each in folders.values()),
-            secrets=count_secrets(files, folders),
+        return cached_folder(
+            plan.tree if plan.is_exact else "", plan.mode, files=files, links=links, folders=folders
         )
 
 

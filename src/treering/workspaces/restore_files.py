@@ -202,7 +202,7 @@ class FileWriter:
         for _, entry in files:
             if self._is_stopped:
                 raise _Stopped
-            pieces = [found[name].data for name in entry.content]
+            pieces = [found[name].data for name in entry.content] if entry.data is None else [entry.data]
             read.append(_FileContent(pieces, scan_secrets(pieces[0] if len(pieces) == 1 else pieces)))
         return read
 

@@ -2,19 +2,22 @@
 
 The walk uses descriptors, one name at a time, and never follows a link: if a folder is swapped for a link to
 somewhere else during the walk, nothing is read from there. Files whose stamp is in the stat cache are not
-opened. The others are read in the order of their paths and yielded as contents for `stage`, so memory stays
-bounded; the names of their objects, and with them the trees, are only known afterwards (`Scan.finish`). Files
-that changed just now are read last: by then the clock has moved on, and their stamps can be trusted. A file
-that changes while it is read is read again; if it keeps changing, it is stored as it was read and listed in
-``changed``. **Invariant:** equal folders produce equal trees, whatever order the file system lists them in.
+opened. The others are read in the order of their paths and yielded as contents for `stage`, and so is the
+tree of each folder once everything below it has been read; so memory stays bounded. Trees are yielded many at
+a time, which keeps them together in packs. Files that changed just now are read last: by then the clock has
+moved on, and their stamps can be trusted. A file that changes while it is read is read again; if it keeps
+changing, it is stored as it was read and listed in ``changed``. **Invariant:** equal folders produce equal
+trees, whatever order the file system lists them in.
 
 **The stat cache.** Reading every file to find that none changed would take a second each time; a ``stat``
 takes a microsecond. So each snapshot leaves a cache behind: the stamp (inode, size, mtime, ctime, mode) and
 the objects of each file, and the tree of each folder. A file whose stamp is the same is not read again. A
 change in the same clock tick as the read would not show in the stamp, so a file that was read too soon after
-its last change is cached without a stamp. The cache can be deleted at any time, and a damaged one counts as
-deleted. **Invariant:** every object in a cache can be reached from one of its ``roots``; so while those are
-stored (and the commit that builds on them requires them), all of it is.
+its last change is cached without a stamp. A million files have to fit: those of a folder are kept encoded,
+about 90 bytes each, beside a digest of all their stamps, and are decoded only if the digest differs. The
+cache can be deleted at any time, and a damaged one counts as deleted. **Invariant:** every object in a cache
+can be reached from one of its ``roots``; so while those are stored (and the commit that builds on them
+requires them), all of it is.
 """
 
 from __future__ import annotations
@@ -23,19 +26,28 @@ import contextlib
 import errno
 import os
 import stat as stats
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from hashlib import sha256
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from hashlib import blake2b, sha256
 from pathlib import Path
 from threading import Lock
 from time import monotonic, time_ns
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
 from treering.core.chunking import WHOLE_BYTES, stream_chunks
-from treering.core.content import MAX_PAYLOAD, Content, seal_pieces, unseal
+from treering.core.content import MAX_PAYLOAD, Content, object_name, seal_pieces, unseal
 from treering.core.ids import new_id
-from treering.core.tree import FileEntry, FolderEntry, LinkEntry, Tree, TreeEntry, encode_tree
+from treering.core.tree import (
+    INLINE_BYTES,
+    FileEntry,
+    FolderEntry,
+    LinkEntry,
+    Tree,
+    TreeEntry,
+    encode_tree,
+)
 from treering.errors import Corrupt, InvalidInput, TimedOut
 from treering.files import make_folder, open_private, translate_os_errors
 from treering.secret_scan import FoundSecret, SecretMatch, SecretScanner, scan_secrets
@@ -55,8 +67,11 @@ _TICK_NS: Final = 50_000_000
 _COARSE_NS: Final = 2_100_000_000
 _SECOND_NS: Final = 1_000_000_000
 _BLOCK: Final = 512  # what st_blocks counts in
+_HASH_BYTES: Final = 32
 _SWAPPED: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENOTDIR})
 _RULES_MODE: Final = 0o600
+_TREE_BYTES: Final = 8 << 20
+"""How many bytes of trees are collected before they are yielded."""
 _KINDS: Final = {
     stats.S_IFSOCK: "socket",
     stats.S_IFIFO: "pipe",
@@ -90,8 +105,19 @@ class LeftOut(msgspec.Struct, frozen=True):
     """``credential``, ``socket``, ``pipe``, ``device`` or ``unreadable``."""
 
 
+class NamedContent(Content, frozen=True, gc=False):
+    """Content whose name is known, which saves hashing it again."""
+
+    known: str
+
+    @property
+    def name(self) -> str:
+        """The object name of this content."""
+        return self.known
+
+
 class Scan:
-    """One scan of one folder. Exhaust `contents` first, then call `finish` with the names."""
+    """One scan of one folder. Stage `contents`, then `trees`; ``folder`` is the folder as it was scanned."""
 
     def __init__(
         self,
@@ -104,20 +130,23 @@ class Scan:
         on_progress: Callable[[FileProgress], None] | None = None,
     ) -> None:
         self._rules = rules
-        self._entries_by_folder = cached
+        self._cached = cached
         self._avoid = avoid
         self._limits = limits or Limits()
         self._deadline = deadline
         self._on_progress = on_progress
-        self._root: WalkedFolder | CachedFolder | None = None
-        self._recent: list[tuple[WalkedFolder, str, str, os.stat_result]] = []
+        self._recent: list[tuple[WalkedFolder, str, str]] = []
+        self._trees: list[Content] = []
+        self._tree_bytes = 0
         self._current = ""
-        self._yielded = 0
-        self._repeated: list[int] = []
         self._entries = 0
         self._read_bytes = 0
         self._of_files = 0
         self._of_bytes = 0
+        self.folder = cached_folder("", 0)
+        """The folder as it was scanned."""
+        self.top: Tree | None = None
+        """Its tree; ``None`` if that is the cached one."""
         self.read_files = 0
         self.left_out: list[LeftOut] = []
         self.changed: list[str] = []
@@ -125,23 +154,28 @@ class Scan:
         """Temporary files and folders of restores, which may have died."""
 
     def contents(self, folder: int) -> Iterator[Content]:
-        """Read the files below an open folder that the cache does not know; yield their contents."""
+        """Read the files below an open folder that the cache does not know; yield what has to be stored.
+
+        Where there are many trees, most of them are yielded too.
+        """
         try:
             if self._on_progress is not None:
-                self._measure(folder, "", self._entries_by_folder)
-            self._root = yield from self._walk(folder, "", self._entries_by_folder, 0, 0)
+                self._measure(folder, "", self._cached)
+            root = yield from self._walk(folder, "", self._cached, 0, 0)
             yield from self._read_recent(folder)
         except OSError as error:
             with translate_os_errors(f"{self._current or '.'!r} in the workspace", writing=False):
                 raise error from None
-
-    def finish(self, names: Sequence[str]) -> tuple[CachedFolder, list[Content]]:
-        """Return the folder as it was scanned, and its new trees, children before parents.
-
-        ``names`` are the object names of the yielded contents, in order.
-        """
-        assert self._root is not None  # noqa: S101 - contents() ran before
-        return build_trees(self._root, _expand_repeats(names, self._repeated), self._rules)
+        if isinstance(root, WalkedFolder):
+            entries: list[TreeEntry] = []
+            if (rules := self._rules.to_bytes()) is not None:
+                stored = NamedContent("bytes", rules, object_name("bytes", rules))
+                yield stored
+                entries.append(
+                    FileEntry(name=RESERVED, mode=_RULES_MODE, size=len(rules), content=(stored.name,))
+                )
+            root = self._build(root, entries)
+        self.folder = root
 
     # Walking
     def _walk(  # noqa: C901, PLR0915 - the hot loop: runs for every file
@@ -152,43 +186,26 @@ class Scan:
                 f"folder {path[:80]!r}... is nested deeper than {self._limits.depth} folders; exclude it"
             )
         self._check_time()
-        cached_files = {} if cached is None else cached.files
         cached_links = {} if cached is None else cached.links
         cached_folders = {} if cached is None else cached.folders
         walked = WalkedFolder(mode)
-        to_read: list[tuple[str, os.stat_result]] = []
-        has_unscanned = False
+        listing = walked.listing
         subfolders: list[tuple[str, int]] = []
-        files = walked.files
         with os.scandir(folder) as listed:
             for entry in listed:
-                name = entry.name
                 try:
                     stat = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
                 except PermissionError:  # the folder is readable but not searchable
-                    self._leave_out(path + name, "unreadable")
+                    self._leave_out(path + entry.name, "unreadable")
                     continue
+                name = entry.name
                 st_mode = stat.st_mode
                 kind = st_mode & 0o170000
                 if kind == stats.S_IFREG:
-                    row = cached_files.get(name)
-                    if row is not None:
-                        if row.stamp == (
-                            stat.st_ino,
-                            stat.st_size,
-                            stat.st_mtime_ns,
-                            stat.st_ctime_ns,
-                            st_mode,
-                        ):
-                            if row.secrets is None:
-                                row, has_unscanned = self._scanned(folder, name, row), True
-                            files[name] = row
-                        else:
-                            to_read.append((name, stat))
-                    elif self._is_wanted(path + name, is_folder=False):
-                        to_read.append((name, stat))
+                    stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, st_mode)
+                    listing.append((name, stamp))
                 elif kind == stats.S_IFDIR:
                     if (stat.st_dev, stat.st_ino) not in self._avoid and (
                         name in cached_folders or self._is_wanted(path + name, is_folder=True)
@@ -199,14 +216,16 @@ class Scan:
                         self._add_link(folder, name, path, walked)
                 else:
                     self._leave_out(path + name, _KINDS.get(kind, "device"))
-        self._count(len(files) + len(to_read) + len(subfolders) + len(walked.links), path)
-        yield from self._read_new(folder, path, walked, to_read)
+        is_listed = cached is not None and bool(cached.stamps) and cached.stamps == _digest(listing)
+        has_same_files = is_listed
+        if is_listed:
+            self._count(len(listing) + len(subfolders) + len(walked.links), path)
+        else:
+            has_same_files = yield from self._walk_files(folder, path, cached, walked, len(subfolders))
         is_same = (
             cached is not None
             and bool(cached.tree)
-            and not to_read
-            and not has_unscanned
-            and len(files) == len(cached_files)
+            and has_same_files
             and walked.links == cached_links
             and len(subfolders) == len(cached_folders)
         )
@@ -217,10 +236,74 @@ class Scan:
                 is_same = False
                 continue
             walked.folders[name] = inner
+            walked.is_open = walked.is_open or isinstance(inner, WalkedFolder)
             is_same = is_same and inner is was
-        if is_same and cached is not None and cached.mode == mode:
-            return cached
-        return walked
+        if cached is not None:
+            if is_same and cached.mode == mode:
+                return cached
+            if is_listed:
+                walked.files = cached.files
+        yield from self._read_inline(folder, path, walked)
+        if walked.is_open or not depth:  # the root has an entry more
+            return walked
+        built = self._build(walked, [])
+        if self._tree_bytes >= _TREE_BYTES:
+            yield from self.trees()
+        return built
+
+    def _walk_files(
+        self, folder: int, path: str, cached: CachedFolder | None, walked: WalkedFolder, subfolders: int
+    ) -> Generator[Content, None, bool]:
+        """Read what is new of the listed files; return whether all of them are as they are cached."""
+        cached_files = {} if cached is None else cached.files
+        to_read: list[tuple[str, FileStamp]] = []
+        has_unscanned = False
+        for name, stamp in walked.listing:
+            row = cached_files.get(name)
+            if row is not None:
+                if row.stamp == stamp:
+                    if row.secrets is None:
+                        row, has_unscanned = self._scanned(folder, name, row), True
+                    walked.files[name] = row
+                else:
+                    to_read.append((name, stamp))
+            elif self._is_wanted(path + name, is_folder=False):
+                to_read.append((name, stamp))
+        self._count(len(walked.files) + len(to_read) + subfolders + len(walked.links), path)
+        yield from self._read_new(folder, path, walked, to_read)
+        return not (to_read or has_unscanned) and len(walked.files) == len(cached_files)
+
+    def _build(self, walked: WalkedFolder, entries: list[TreeEntry]) -> CachedFolder:
+        """Add the tree of a folder to those to yield, after those below it; return it for the cache."""
+        folders = {
+            name: self._build(each, []) if isinstance(each, WalkedFolder) else each
+            for name, each in walked.folders.items()
+        }
+        for name, each in walked.files.items():
+            mode = each.stamp[4] & 0o777
+            data = walked.data.get(name)
+            content = each.content if data is None else ()
+            entries.append(FileEntry(name=name, mode=mode, size=each.size, content=content, data=data))
+        entries += [FolderEntry(name=name, mode=each.mode, tree=each.tree) for name, each in folders.items()]
+        entries += [LinkEntry(name=name, target=target) for name, target in walked.links.items()]
+        self.top = Tree(entries=tuple(entries))
+        tree = encode_tree(self.top)
+        named = NamedContent(tree.kind, tree.data, tree.name)
+        self._trees.append(named)
+        self._tree_bytes += len(tree.data)
+        return cached_folder(
+            named.name,
+            walked.mode,
+            files=walked.files,
+            links=walked.links,
+            folders=folders,
+            stamps=_digest(walked.listing) if _are_all_in(walked.listing, walked.files) else b"",
+        )
+
+    def trees(self) -> list[Content]:
+        """Return the trees that have not been yielded yet, children before parents."""
+        trees, self._trees, self._tree_bytes = self._trees, [], 0
+        return trees
 
     def _measure(self, folder: int, path: str, cached: CachedFolder | None) -> None:
         """Count what there is to read, for progress; what cannot be listed is left to the walk."""
@@ -235,7 +318,7 @@ class Scan:
                     if (stat.st_dev, stat.st_ino) not in self._avoid:
                         subfolders.append(entry.name)
                 elif stats.S_ISREG(stat.st_mode) and (
-                    row.stamp != _stamp(stat)
+                    row.stamp != file_stamp(stat)
                     if row is not None
                     else self._rules.reason(path + entry.name, is_folder=False) is None
                 ):
@@ -283,18 +366,19 @@ class Scan:
             self.changed.append(path + name)  # replaced since it was listed
 
     def _read_new(
-        self, folder: int, path: str, walked: WalkedFolder, to_read: list[tuple[str, os.stat_result]]
+        self, folder: int, path: str, walked: WalkedFolder, to_read: list[tuple[str, FileStamp]]
     ) -> Iterator[Content]:
         """Read the new files of one folder; postpone those that changed just now."""
-        for name, stat in sorted(to_read, key=_by_name):
-            if is_recent(stat.st_ctime_ns, now_ns=time_ns()):
-                self._recent.append((walked, path, name, stat))
-            elif (read := (yield from self._file(folder, name, path + name, stat))) is not None:
-                walked.files[name] = read
+        for name, stamp in sorted(to_read, key=_by_name):
+            if is_recent(stamp[3], now_ns=time_ns()):
+                self._recent.append((walked, path, name))
+                walked.is_open = True
+            else:
+                yield from self._read_into(walked, folder, name, path, is_new=True)
 
     def _read_recent(self, root: int) -> Iterator[Content]:
         """Read the postponed files; those whose folder is gone are gone as well."""
-        for walked, path, name, stat in self._recent:
+        for walked, path, name in self._recent:
             try:
                 folder = open_subfolder(root, path)
             except FileNotFoundError:
@@ -305,11 +389,32 @@ class Scan:
                 self.changed.append(path + name)
                 continue
             try:
-                read = yield from self._file(folder, name, path + name, stat)
+                yield from self._read_into(walked, folder, name, path, is_new=True)
             finally:
                 os.close(folder)
-            if read is not None:
-                walked.files[name] = read
+
+    def _read_inline(self, folder: int, path: str, walked: WalkedFolder) -> Iterator[Content]:
+        """Read the unchanged files whose bytes are part of a tree that has to be built anew."""
+        for name, row in tuple(walked.files.items()):
+            if row.is_inline and name not in walked.data:
+                yield from self._read_into(walked, folder, name, path, is_new=False)
+
+    def _read_into(
+        self, walked: WalkedFolder, folder: int, name: str, path: str, *, is_new: bool
+    ) -> Iterator[Content]:
+        walked.files.pop(name, None)
+        read = yield from self._file(folder, name, path + name)
+        if read is None:
+            return
+        walked.files[name], data = read
+        if data is not None:
+            walked.data[name] = data
+        if is_new:
+            self.read_files += 1
+            if self._on_progress is not None:
+                self._on_progress(
+                    FileProgress(self.read_files, self._read_bytes, self._of_files, self._of_bytes)
+                )
 
     def _is_wanted(self, path: str, *, is_folder: bool) -> bool:
         reason = self._rules.reason(path, is_folder=is_folder)
@@ -339,11 +444,14 @@ class Scan:
             )
 
     # Reading
-    def _file(
-        self, folder: int, name: str, path: str, stat: os.stat_result
-    ) -> Generator[Content, None, ReadFile | None]:
+    def _file(  # noqa: PLR0915 - every way in which a file can change meanwhile
+        self, folder: int, name: str, path: str
+    ) -> Generator[Content, None, tuple[CachedFile, bytes | None] | None]:
+        """Read a file, and yield its objects; return its bytes if they belong into the tree."""
         self._current = path
-        start = size = 0
+        mode = size = 0
+        data: bytes | None = None
+        names: list[str] = []
         cuts: list[int] = []
         secrets: tuple[SecretMatch, ...] = ()
         for attempt in range(1, _READ_TRIES + 1):
@@ -365,21 +473,27 @@ class Scan:
                     self.changed.append(path)
                     return None
                 read_at_ns = time_ns()
-                start = self._yielded
+                mode = stat.st_mode
+                names, data = [], None
+                cuts.clear()
                 if stat.st_size <= WHOLE_BYTES:
-                    data = read_whole(file, stat.st_size)
-                    size = len(data)
+                    whole = read_whole(file, stat.st_size)
+                    size = len(whole)
                     is_still = size == stat.st_size and _is_same(stat, os.fstat(file))
-                    if data and (is_still or attempt == _READ_TRIES):
-                        secrets = scan_secrets(data)
-                        yield from self._emit((data,), path)
+                    if whole and (is_still or attempt == _READ_TRIES):
+                        secrets = scan_secrets(whole)
+                        if size <= INLINE_BYTES:
+                            self._note(size, path)
+                            data = whole
+                            names.append(object_name("bytes", whole))
+                        else:
+                            yield from self._emit((whole,), path, names)
                 else:
-                    cuts.clear()
                     reader = FileReader(file, stat.st_size)
                     holes = reader if stat.st_blocks * _BLOCK < stat.st_size else None
                     scanner = SecretScanner()
                     pieces = _watched(stream_chunks(reader.read, holes), cuts, scanner)
-                    yield from self._emit(pieces, path)
+                    yield from self._emit(pieces, path, names)
                     secrets = scanner.finish()
                     size = os.lseek(file, 0, os.SEEK_CUR)
                     is_still = size == stat.st_size and _is_same(stat, os.fstat(file))
@@ -387,13 +501,11 @@ class Scan:
                 os.close(file)
             if is_still:
                 stamp = trusted_stamp(file_stamp(stat), read_at_ns=read_at_ns)
-                return self._file_done(
-                    ReadFile(start, self._yielded - start, size, stamp, tuple(cuts), secrets)
-                )
-        self.changed.append(path)
-        return self._file_done(
-            ReadFile(start, self._yielded - start, size, untrusted_stamp(stat.st_mode), tuple(cuts), secrets)
-        )
+                break
+        else:
+            self.changed.append(path)
+            stamp = untrusted_stamp(mode)
+        return CachedFile(stamp, size, tuple(names), tuple(cuts), secrets, data is not None), data
 
     def _scanned(self, folder: int, name: str, row: CachedFile) -> CachedFile:
         """Look for secrets in an unchanged file that nobody has looked at; a restore wrote it."""
@@ -412,32 +524,26 @@ class Scan:
             os.close(file)
         return msgspec.structs.replace(row, secrets=scanner.finish())
 
-    def _emit(self, pieces: Iterable[bytes], path: str) -> Iterator[Content]:
+    def _emit(self, pieces: Iterable[bytes], path: str, names: list[str]) -> Iterator[Content]:
         last: bytes | None = None
         for piece in pieces:
-            self._yielded += 1
-            self._read_bytes += len(piece)
-            if self._read_bytes > self._limits.bytes:
-                raise InvalidInput(
-                    f"the workspace has more than {self._limits.bytes:,} bytes (read up to {path!r}); "
-                    "exclude some with .treeringignore, or raise limits="
-                )
-            self._check_time()
-            if piece is last:  # the same hole continues
-                self._repeated.append(self._yielded - 1)
-                continue
+            self._note(len(piece), path)
+            if piece is not last:  # else the same hole continues
+                content = NamedContent("bytes", piece, object_name("bytes", piece))
+                yield content
+                names.append(content.known)
+            else:
+                names.append(names[-1])
             last = piece
-            yield Content("bytes", piece)
 
-    def _file_done(self, to_read: ReadFile) -> ReadFile:
-        self.read_files += 1
-        if self._on_progress is not None:
-            self._on_progress(FileProgress(self.read_files, self._read_bytes, self._of_files, self._of_bytes))
-        return to_read
-
-
-def _stamp(stat: os.stat_result) -> tuple[int, int, int, int, int]:
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_mode
+    def _note(self, size: int, path: str) -> None:
+        self._read_bytes += size
+        if self._read_bytes > self._limits.bytes:
+            raise InvalidInput(
+                f"the workspace has more than {self._limits.bytes:,} bytes (read up to {path!r}); "
+                "exclude some with .treeringignore, or raise limits="
+            )
+        self._check_time()
 
 
 def open_subfolder(root: int, path: str) -> int:
@@ -450,19 +556,6 @@ def open_subfolder(root: int, path: str) -> int:
             os.close(folder)
         folder = subfolders
     return folder
-
-
-def _expand_repeats(names: Sequence[str], repeated: Sequence[int]) -> Sequence[str]:
-    """Insert names at the ``repeated`` positions, each equal to the name before it."""
-    if not repeated:
-        return names
-    spread: list[str] = []
-    start = 0
-    for done, place in enumerate(repeated):
-        spread += names[start : place - done]
-        start = place - done
-        spread.append(spread[-1])
-    return spread + list(names[start:])
 
 
 def _watched(pieces: Iterable[bytes], cuts: list[int], scanner: SecretScanner) -> Iterator[bytes]:
@@ -484,95 +577,38 @@ def _is_same(before: os.stat_result, after: os.stat_result) -> bool:
     return file_stamp(before) == file_stamp(after)
 
 
-class ReadFile:
-    """A file that was read: its objects are the ``count`` contents from number ``start``."""
-
-    __slots__ = ("count", "cuts", "secrets", "size", "stamp", "start")
-
-    def __init__(
-        self,
-        start: int,
-        count: int,
-        size: int,
-        stamp: FileStamp,
-        cuts: tuple[int, ...],
-        secrets: tuple[SecretMatch, ...],
-    ) -> None:
-        self.start = start
-        self.count = count
-        self.cuts = cuts
-        self.secrets = secrets
-        self.size = size
-        self.stamp = stamp
-
-
 class WalkedFolder:
     """A folder that differs from the cache."""
 
-    __slots__ = ("files", "folders", "links", "mode")
+    __slots__ = ("data", "files", "folders", "is_open", "links", "listing", "mode")
 
     def __init__(self, mode: int) -> None:
         self.mode = mode
-        self.files: dict[str, CachedFile | ReadFile] = {}
+        self.listing: list[tuple[str, FileStamp]] = []
+        """The regular files in it."""
+        self.files: dict[str, CachedFile] = {}
+        self.data: dict[str, bytes] = {}
+        """The bytes of those files that are kept in the tree."""
         self.links: dict[str, str] = {}
         self.folders: dict[str, WalkedFolder | CachedFolder] = {}
+        self.is_open = False
+        """Whether files in it, or below it, are still to be read."""
 
 
-def build_trees(
-    root: WalkedFolder | CachedFolder, names: Sequence[str], rules: Rules
-) -> tuple[CachedFolder, list[Content]]:
-    """Return the folder for the cache, and the new trees, children before parents.
-
-    ``names`` are the object names of the contents in the order they were read. The root stores the rules.
-    """
-    if isinstance(root, CachedFolder):
-        return root, []
-    trees: list[Content] = []
-    entries: list[TreeEntry] = []
-    if (rules_bytes := rules.to_bytes()) is not None:
-        trees.append(Content("bytes", rules_bytes))
-        content = (trees[0].name,)
-        entries.append(FileEntry(name=RESERVED, mode=_RULES_MODE, size=len(rules_bytes), content=content))
-    return _build_folder(root, names, trees, entries), trees
+def _digest(listing: list[tuple[str, FileStamp]]) -> bytes:
+    """Return a digest of the names and stamps of a folder's files; nothing if a name is not UTF-8."""
+    try:
+        return blake2b(_encoder.encode(listing), digest_size=16).digest()
+    except UnicodeEncodeError:
+        return b""
 
 
-def _build_folder(
-    walked: WalkedFolder | CachedFolder, names: Sequence[str], trees: list[Content], entries: list[TreeEntry]
-) -> CachedFolder:
-    if isinstance(walked, CachedFolder):
-        return walked
-    files: dict[str, CachedFile] = {}
-    size = 0
-    for name, each in walked.files.items():
-        cached = each
-        if isinstance(cached, ReadFile):
-            content = tuple(names[cached.start : cached.start + cached.count])
-            cached = CachedFile(cached.stamp, cached.size, content, cached.cuts, cached.secrets)
-        files[name] = cached
-        size += cached.size
-        mode = cached.stamp[4] & 0o777
-        entries.append(FileEntry(name=name, mode=mode, size=cached.size, content=cached.content))
-    folders = {name: _build_folder(each, names, trees, []) for name, each in walked.folders.items()}
-    entries += [FolderEntry(name=name, mode=each.mode, tree=each.tree) for name, each in folders.items()]
-    entries += [LinkEntry(name=name, target=target) for name, target in walked.links.items()]
-    tree = encode_tree(Tree(entries=tuple(entries)))
-    trees.append(tree)
-    return CachedFolder(
-        tree=tree.name,
-        mode=walked.mode,
-        files=files,
-        links=walked.links,
-        folders=folders,
-        count=len(files) + len(walked.links) + sum(each.count for each in folders.values()),
-        size=size + sum(each.size for each in folders.values()),
-        secrets=count_secrets(files, folders),
-    )
-
-
-def count_secrets(files: dict[str, CachedFile], folders: dict[str, CachedFolder]) -> int:
-    """Return the number of secrets in a folder, recursively."""
-    inner = sum(each.secrets for each in folders.values())
-    return inner + sum(len(each.secrets) for each in files.values() if each.secrets)
+def _are_all_in(listing: list[tuple[str, FileStamp]], files: dict[str, CachedFile]) -> bool:
+    """Return whether these files, with these stamps, are all that a folder has, and were scanned."""
+    if len(listing) != len(files):
+        return False
+    found = ((files.get(name), stamp) for name, stamp in listing)
+    return all(row is not None and row.stamp == stamp and row.secrets is not None for row, stamp in found)
 
 
 def found_secrets(folder: CachedFolder, path: str = "") -> Iterator[FoundSecret]:
@@ -629,11 +665,12 @@ class FileReader:
         self._left -= size
 
 
-class CachedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class CachedFile(msgspec.Struct, frozen=True, gc=False):
     """A file as it was last read: its stamp, size and objects.
 
     ``cuts`` are the sizes of the objects, if there are several and their sizes are known. ``secrets`` are
-    what looks like keys in it; ``None`` if nobody has looked.
+    what looks like keys in it; ``None`` if nobody has looked. ``content`` of a file that is kept in its tree
+    (``is_inline``) is the name that an object with its bytes would have.
     """
 
     stamp: FileStamp
@@ -641,22 +678,91 @@ class CachedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
     content: tuple[str, ...]
     cuts: tuple[int, ...] = ()
     secrets: tuple[SecretMatch, ...] | None = ()
+    is_inline: bool = False
 
 
-class CachedFolder(msgspec.Struct, array_like=True):
+class _Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A file as it is encoded."""
+
+    name: bytes
+    stamp: FileStamp
+    size: int
+    content: bytes
+    cuts: tuple[int, ...]
+    secrets: tuple[SecretMatch, ...] | None
+    is_inline: bool
+
+
+class CachedFolder(msgspec.Struct, frozen=True, array_like=True, eq=False):
     """A folder as it was last scanned. ``tree`` is empty if no stored tree equals it."""
 
     tree: str
     mode: int
-    files: dict[str, CachedFile]
+    rows: bytes
+    """Its files, encoded."""
     links: dict[str, str]
     folders: dict[str, CachedFolder]
     count: int
     """The number of files and links in it, recursively."""
     size: int
     """The size of all files in it, recursively."""
-    secrets: int = 0
+    secrets: int
     """The number of secrets in its files, recursively."""
+    stamps: bytes
+    """The digest of the stamps of its files, if it has no others and all of them can be trusted."""
+
+    @property
+    def files(self) -> dict[str, CachedFile]:
+        """Its files, decoded."""
+        return {
+            os.fsdecode(each.name): CachedFile(
+                each.stamp, each.size, _names_in(each.content), each.cuts, each.secrets, each.is_inline
+            )
+            for each in _rows_decoder.decode(self.rows)
+        }
+
+
+def cached_folder(
+    tree: str,
+    mode: int,
+    *,
+    files: Mapping[str, CachedFile] = MappingProxyType({}),
+    links: dict[str, str] | None = None,
+    folders: dict[str, CachedFolder] | None = None,
+    stamps: bytes = b"",
+) -> CachedFolder:
+    """Return a folder for the cache."""
+    links, folders = links or {}, folders or {}
+    rows = [
+        _Row(
+            os.fsencode(name),
+            each.stamp,
+            each.size,
+            bytes.fromhex("".join(each.content)),
+            each.cuts,
+            each.secrets,
+            each.is_inline,
+        )
+        for name, each in files.items()
+    ]
+    inner = folders.values()
+    return CachedFolder(
+        tree=tree,
+        mode=mode,
+        rows=_encoder.encode(rows),
+        links=links,
+        folders=folders,
+        count=len(rows) + len(links) + sum(each.count for each in inner),
+        size=sum(each.size for each in rows) + sum(each.size for each in inner),
+        secrets=sum(len(each.secrets or ()) for each in rows) + sum(each.secrets for each in inner),
+        stamps=stamps,
+    )
+
+
+def _names_in(content: bytes) -> tuple[str, ...]:
+    if len(content) == _HASH_BYTES:
+        return (content.hex(),)
+    return tuple([content[at : at + _HASH_BYTES].hex() for at in range(0, len(content), _HASH_BYTES)])
 
 
 class CachedWorkspace(msgspec.Struct, frozen=True, kw_only=True):
@@ -769,27 +875,22 @@ def untrusted_stamp(mode: int) -> FileStamp:
 
 
 _decoder: Final = msgspec.msgpack.Decoder(CachedWorkspace)
+_rows_decoder: Final = msgspec.msgpack.Decoder(list[_Row])
+_encoder: Final = msgspec.msgpack.Encoder()
 
 
 def _encode(cached: CachedWorkspace) -> bytes:
     try:
-        return msgspec.msgpack.encode(cached)
-    except UnicodeEncodeError:  # some name is not UTF-8: leave these out, they are read again
-        return msgspec.msgpack.encode(
-            msgspec.structs.replace(cached, folder=_without_odd_names(cached.folder))
-        )
+        return _encoder.encode(cached)
+    except UnicodeEncodeError:  # some name is not UTF-8: leave these out, they are looked at again
+        return _encoder.encode(msgspec.structs.replace(cached, folder=_without_odd_names(cached.folder)))
 
 
 def _without_odd_names(folder: CachedFolder) -> CachedFolder:
-    return CachedFolder(
-        folder.tree,
-        folder.mode,
-        {name: each for name, each in folder.files.items() if _is_text(name)},
-        {name: each for name, each in folder.links.items() if _is_text(name) and _is_text(each)},
-        {name: _without_odd_names(each) for name, each in folder.folders.items() if _is_text(name)},
-        folder.count,
-        folder.size,
-        folder.secrets,
+    return msgspec.structs.replace(
+        folder,
+        links={name: each for name, each in folder.links.items() if _is_text(name) and _is_text(each)},
+        folders={name: _without_odd_names(each) for name, each in folder.folders.items() if _is_text(name)},
     )
 
 

@@ -1,12 +1,12 @@
 """Take a snapshot of a folder, and read a stored one.
 
-**Taking.** Files that the stat cache does not know are read once, straight into staging; then the trees above
-them are staged, up to one root tree. A snapshot therefore writes only what changed. Its id is the name of the
-root tree: equal folders have equal ids on any machine, and touching a file changes nothing. Author and time
-are not part of it; they are in the journal, in an event of their own or in the checkpoint that the snapshot
-belongs to. **Invariant:** the commit that names a root requires the root, everything that was staged for it,
-and the roots that the stat cache relied on. If a garbage collection removed one of them in between, the
-commit is refused and the folder is read again from scratch.
+**Taking.** Files that the stat cache does not know are read once, straight into staging, each folder's tree
+after what is in it, up to one root tree. A snapshot therefore writes only what changed. Its id is the name of
+the root tree: equal folders have equal ids on any machine, and touching a file changes nothing. Author and
+time are not part of it; they are in the journal, in an event of their own or in the checkpoint that the
+snapshot belongs to. **Invariant:** the commit that names a root requires the root, everything that was staged
+for it, and the roots that the stat cache relied on. If a garbage collection removed one of them in between,
+the commit is refused and the folder is read again from scratch.
 
 **Reading.** Folders are read on demand and every hash is verified. Trees may come from a store that someone
 else wrote, so nothing in them is trusted: the tree format checks names, `Limits` bounds depth and the number
@@ -103,6 +103,8 @@ class StagedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     secrets: tuple[FoundSecret, ...]
     stale_temporaries: tuple[str, ...]
     cached: CachedWorkspace
+    top: Tree | None
+    """The root; ``None`` if it was stored before."""
 
     def warnings(self) -> dict[str, Any]:
         """Return metadata for the checkpoint that has these files; empty if all are in it and whole."""
@@ -198,8 +200,9 @@ class SnapshotWriter:
         )
         with open_folder(folder) as descriptor:
             names = self._engine.stage(self._space, scan.contents(descriptor))
-        walked, trees = scan.finish(names)
-        staged = self._engine.stage(self._space, trees) if trees else []
+        if trees := scan.trees():
+            names += self._engine.stage(self._space, trees)
+        walked = scan.folder
         if cached is not None and walked is cached.folder:
             now = cached
         else:
@@ -209,7 +212,7 @@ class SnapshotWriter:
         return StagedSnapshot(
             root=walked.tree,
             requires=tuple(
-                dict.fromkeys((walked.tree, *(cached.roots if cached is not None else ()), *names, *staged))
+                dict.fromkeys((walked.tree, *(cached.roots if cached is not None else ()), *names))
             ),
             files=walked.count,
             size_bytes=walked.size,
@@ -219,6 +222,7 @@ class SnapshotWriter:
             secrets=tuple(found_secrets(walked)),
             stale_temporaries=tuple(scan.stale_temporaries),
             cached=now,
+            top=scan.top,
         )
 
     def inspect(
@@ -228,8 +232,9 @@ class SnapshotWriter:
         cached = self._load_cache(folder, rules)
         scan = Scan(rules, cached=None if cached is None else cached.folder, avoid=self._avoid, limits=limits)
         with open_folder(folder) as descriptor:
-            names = [content.name for content in scan.contents(descriptor)]
-        return scan.finish(names)[0], tuple(scan.left_out), tuple(scan.stale_temporaries)
+            for _ in scan.contents(descriptor):
+                pass
+        return scan.folder, tuple(scan.left_out), tuple(scan.stale_temporaries)
 
     def _load_cache(self, folder: Path, rules: Rules) -> CachedWorkspace | None:
         cached = self.cache.load(str(folder))
@@ -471,6 +476,10 @@ class Snapshot:
     ) -> Iterator[bytes]:
         """Iterate over the bytes of a file from ``start`` up to ``stop``, one object at a time."""
         stop = entry.size if stop is None else min(stop, entry.size)
+        if entry.data is not None:
+            if start < stop:
+                yield entry.data[start:stop]
+            return
         size = 0
         previous, data = "", b""
         for name in entry.content:

@@ -115,7 +115,8 @@ class MemoryEngine:
         for content in contents:
             with self._changed:
                 stored = self._spaces.setdefault(space, self._space(space)).objects
-                stored[content.name] = StoredObject(content, self._clock.now_us())
+                kept = Content(content.kind, content.data)  # it may be of a class that is told its name
+                stored[content.name] = StoredObject(kept, self._clock.now_us())
             names.append(content.name)
         return names
 

@@ -283,7 +283,7 @@ class RemoteEngine:
             if group and (size + len(content.data) > self._group_bytes or len(group) == GROUP_CONTENTS):
                 names += self._stage(space, group)
                 group, size = [], 0
-            group.append(protocol.frame(protocol.MESSAGE, _packed(content)))
+            group.append(protocol.frame(protocol.MESSAGE, _packed(Content(content.kind, content.data))))
             size += len(content.data)
         return names + (self._stage(space, group) if group else [])
 
