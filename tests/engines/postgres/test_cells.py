@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -198,6 +201,53 @@ def test_an_interrupted_move_changes_nothing_or_has_happened(urls, failpoint):
         assert store.thread("t").load().messages[-1] == "while interrupted"
         assert store.verify().ok
         assert rows_at(home, "acme") == 0
+
+
+MOVER = """
+import sys, treering
+with treering.open(sys.argv[1], namespace="acme") as store:
+    store.move_project(sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("failpoint", [COPIED, SWITCHED])
+def test_killing_the_mover_loses_no_acknowledged_write(urls, failpoint):
+    home, cell, _ = urls
+    acknowledged = dict.fromkeys(("w0", "w1"), 0)
+    killed, over = threading.Event(), threading.Event()
+
+    def write(name):
+        after = 0
+        with treering.open(home, namespace="acme") as store:
+            while after < 5 or not over.is_set():  # also after the death of the mover
+                store.thread(name).append(acknowledged[name])
+                acknowledged[name] += 1
+                after += killed.is_set()
+
+    with treering.open(home, namespace="acme") as store, ThreadPoolExecutor(2) as pool:
+        fill(store)
+        writing = [pool.submit(write, name) for name in acknowledged]
+        try:
+            died = subprocess.run(
+                [sys.executable, "-c", MOVER, home, cell],
+                env={**os.environ, "TREERING_FAILPOINTS": f"{failpoint}=kill"},
+                check=False,
+            )
+        finally:
+            killed.set()
+            over.set()
+        for each in writing:
+            each.result()
+        assert died.returncode == -signal.SIGKILL
+        assert store.engine.home.has_left("acme") is (failpoint == SWITCHED)
+        for finish in (False, True):
+            if finish:
+                store.move_project(cell)
+            for name, count in acknowledged.items():
+                assert store.thread(name).load().messages == list(range(count))
+            assert store.verify().ok
+        assert rows_at(home, "acme") == 0
+    print(f"checked {sum(acknowledged.values())} acknowledged writes")
 
 
 def test_batches_submitted_during_a_move_are_committed_in_order(urls):
