@@ -116,7 +116,7 @@ def test_a_second_push_sends_only_what_is_new(laptop, team, folder):
     work(laptop, folder, number=2)
     (moved,) = treering.push(laptop, "team://default/alice").threads
     assert (moved.checkpoints, moved.runs) == (1, 1)
-    assert moved.files == 2, "a file and the folder with it"
+    assert moved.files == 1, "the folder, which keeps the file"
     assert moved.bytes < 100_000
     assert portrait(team) == portrait(laptop)
     assert team.cost.of_thread("alice").total == laptop.cost.of_thread("alice").total
@@ -242,7 +242,7 @@ def test_a_push_that_was_killed_is_finished_by_the_next(laptop, team, folder, ki
     assert team.verify().ok
 
 
-@pytest.mark.parametrize("place", ["message", "span", "file", "second file"])
+@pytest.mark.parametrize("place", ["message", "span", "file", "second file", "tiny file"])
 def test_a_key_stops_it_unless_it_is_allowed(laptop, team, folder, place):
     key = "AKIA" + "Z7QW4ERT2YUI5OPA"
     work(laptop, folder)
@@ -254,6 +254,9 @@ def test_a_key_stops_it_unless_it_is_allowed(laptop, team, folder, place):
         with laptop.run(thread="alice") as run, run.tool("shell", f"export AWS_ACCESS_KEY_ID={key}"):
             pass
         laptop.flush()
+    elif place == "tiny file":  # which its folder keeps
+        (folder / "deep/.env").write_text(f"AWS_ACCESS_KEY_ID={key}\n")
+        laptop.thread("alice").checkpoint(["with files"], workspace=folder, include=[".env"])
     else:
         # Across the border of two pieces of a large file.
         large = os.urandom(600_000).hex() + f"\nAWS_ACCESS_KEY_ID={key}\n" + os.urandom(600_000).hex()

@@ -410,6 +410,11 @@ class _Mover:
         self._target.commit(draft)
 
 
+def _secrets_in(path: str, pieces: Iterable[bytes]) -> Iterator[FoundSecret]:
+    for each in scan_secrets(pieces):
+        yield FoundSecret(path=path, rule=each.rule, line=each.line, hint=each.hint)
+
+
 class _MissingFiles:
     """The files of snapshots that a target does not have: found first, then staged.
 
@@ -426,6 +431,8 @@ class _MissingFiles:
         """The missing folders, with the folders in them."""
         self._files: list[tuple[str, tuple[str, ...]]] = []
         """The paths of files that are not there as a whole, with all of their pieces."""
+        self._found: list[FoundSecret] = []
+        """Secrets in the files that missing folders keep themselves."""
         self._seen: set[str] = set()
 
     @property
@@ -448,7 +455,10 @@ class _MissingFiles:
                         below.append(each.tree)
                         folders.setdefault(each.tree, path + "/")
                     elif isinstance(each, FileEntry):
-                        files[path] = each
+                        if each.data is None:
+                            files[path] = each
+                        else:
+                            self._found += _secrets_in(path, [each.data])
                 self._below[name] = tuple(below)
             self._add_files(files)
             level = {name: folders[name] for name in self._missing(folders)}
@@ -463,9 +473,9 @@ class _MissingFiles:
 
     def secrets(self) -> Iterator[FoundSecret]:
         """Yield what looks like keys and passwords in files that are not there as a whole."""
+        yield from self._found
         for path, names in self._files:
-            for each in scan_secrets(content.data for _, content in self._read(names)):
-                yield FoundSecret(path=path, rule=each.rule, line=each.line, hint=each.hint)
+            yield from _secrets_in(path, (content.data for _, content in self._read(names)))
 
     def stage(self, count: Callable[[int], None]) -> None:
         """Stage what is missing, children first; ``count`` is told the size of each part."""
