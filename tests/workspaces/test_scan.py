@@ -74,6 +74,30 @@ def test_a_tiny_file_is_part_of_its_folder(store: Store, folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("later")
+def test_a_folder_with_very_many_files_keeps_none_of_them(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "_INLINE_FILES", 10)
+    for count, is_kept in ((10, True), (12, False), (13, False), (9, True)):
+        for number in range(count):
+            (folder / f"tiny{number}").write_text(f"tiny {number}")
+        for number in range(count, 20):
+            (folder / f"tiny{number}").unlink(missing_ok=True)
+        (folder / "run.sh").unlink(missing_ok=True)
+        (folder / "README.md").unlink(missing_ok=True)
+        snapshot = info(store, folder).id
+        assert store.workspace.check(snapshot).ok
+        stored = {each.name: each for each in Snapshot(store.engine, store.space, snapshot).top.entries}
+        tiny = stored["tiny3"]
+        assert isinstance(tiny, FileEntry)
+        assert (tiny.data is not None, tiny.hashes) == (is_kept, (sha256(b"tiny 3").hexdigest(),))
+        with treering.open("memory://") as fresh:
+            assert fresh.workspace.snapshot(folder) == snapshot
+    store.gc(grace_seconds=0)
+    assert store.verify().ok
+
+
+@pytest.mark.usefixtures("later")
 def test_another_process_uses_the_stat_cache(tmp_path: Path, folder: Path) -> None:
 
     for reads in (5, 0):

@@ -31,7 +31,7 @@ FORMAT_VERSION: Final = 1
 MAX_NAME_BYTES: Final = 255
 MODE_BITS: Final = 0o777
 INLINE_BYTES: Final = 512
-"""A file of up to this many bytes may be kept in the tree; a snapshot keeps all of them there."""
+"""A file of up to this many bytes may be kept in the tree; a snapshot does so in all but huge folders."""
 
 _HASH_BYTES: Final = 32
 _MAX_SIZE: Final = (1 << 63) - 1

@@ -70,6 +70,8 @@ _BLOCK: Final = 512  # what st_blocks counts in
 _HASH_BYTES: Final = 32
 _SWAPPED: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENOTDIR})
 _RULES_MODE: Final = 0o600
+_INLINE_FILES: Final = 10_000
+"""In a folder with more files, none is kept in the tree: it would be large, and stored anew each time."""
 _TREE_BYTES: Final = 8 << 20
 """How many bytes of trees are collected before they are yielded."""
 _KINDS: Final = {
@@ -220,6 +222,7 @@ class Scan:
         has_same_files = is_listed
         if is_listed:
             self._count(len(listing) + len(subfolders) + len(walked.links), path)
+            walked.is_large = len(listing) > _INLINE_FILES
         else:
             has_same_files = yield from self._walk_files(folder, path, cached, walked, len(subfolders))
         is_same = (
@@ -270,6 +273,7 @@ class Scan:
             elif self._is_wanted(path + name, is_folder=False):
                 to_read.append((name, stamp))
         self._count(len(walked.files) + len(to_read) + subfolders + len(walked.links), path)
+        walked.is_large = len(walked.files) + len(to_read) > _INLINE_FILES
         yield from self._read_new(folder, path, walked, to_read)
         return not (to_read or has_unscanned) and len(walked.files) == len(cached_files)
 
@@ -394,16 +398,17 @@ class Scan:
                 os.close(folder)
 
     def _read_inline(self, folder: int, path: str, walked: WalkedFolder) -> Iterator[Content]:
-        """Read the unchanged files whose bytes are part of a tree that has to be built anew."""
+        """Read the unchanged files whose bytes are part of a tree that has to be built anew, or were."""
         for name, row in tuple(walked.files.items()):
-            if row.is_inline and name not in walked.data:
+            is_wanted = row.is_inline if walked.is_large else 0 < row.size <= INLINE_BYTES
+            if is_wanted and name not in walked.data:
                 yield from self._read_into(walked, folder, name, path, is_new=False)
 
     def _read_into(
         self, walked: WalkedFolder, folder: int, name: str, path: str, *, is_new: bool
     ) -> Iterator[Content]:
         walked.files.pop(name, None)
-        read = yield from self._file(folder, name, path + name)
+        read = yield from self._file(folder, name, path + name, inline=not walked.is_large)
         if read is None:
             return
         walked.files[name], data = read
@@ -445,7 +450,7 @@ class Scan:
 
     # Reading
     def _file(  # noqa: PLR0915 - every way in which a file can change meanwhile
-        self, folder: int, name: str, path: str
+        self, folder: int, name: str, path: str, *, inline: bool
     ) -> Generator[Content, None, tuple[CachedFile, bytes | None] | None]:
         """Read a file, and yield its objects; return its bytes if they belong into the tree."""
         self._current = path
@@ -482,7 +487,7 @@ class Scan:
                     is_still = size == stat.st_size and _is_same(stat, os.fstat(file))
                     if whole and (is_still or attempt == _READ_TRIES):
                         secrets = scan_secrets(whole)
-                        if size <= INLINE_BYTES:
+                        if inline and size <= INLINE_BYTES:
                             self._note(size, path)
                             data = whole
                             names.append(object_name("bytes", whole))
@@ -580,7 +585,7 @@ def _is_same(before: os.stat_result, after: os.stat_result) -> bool:
 class WalkedFolder:
     """A folder that differs from the cache."""
 
-    __slots__ = ("data", "files", "folders", "is_open", "links", "listing", "mode")
+    __slots__ = ("data", "files", "folders", "is_large", "is_open", "links", "listing", "mode")
 
     def __init__(self, mode: int) -> None:
         self.mode = mode
@@ -591,6 +596,8 @@ class WalkedFolder:
         """The bytes of those files that are kept in the tree."""
         self.links: dict[str, str] = {}
         self.folders: dict[str, WalkedFolder | CachedFolder] = {}
+        self.is_large = False
+        """Whether it has too many files to keep any of them in its tree."""
         self.is_open = False
         """Whether files in it, or below it, are still to be read."""
 
