@@ -11,10 +11,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+import httpx
 import psycopg
 import pytest
 
 import treering
+from tests.server.running import running
 from treering.blobs.folder import FolderBlobs
 from treering.core.batch import Draft
 from treering.core.content import Content, object_address
@@ -24,6 +26,7 @@ from treering.engines import cells
 from treering.engines.postgres.move import COPIED, SWITCHED
 from treering.engines.sql.rows import space_number
 from treering.errors import Conflict, InvalidInput, NotFound, TreeringError, Unsupported
+from treering.server.settings import Settings
 from treering.testing import batches
 from treering.testing.portrait import portrait
 
@@ -203,6 +206,7 @@ def test_an_interrupted_move_changes_nothing_or_has_happened(urls, failpoint):
         assert rows_at(home, "acme") == 0
 
 
+KEY = "operator-0123456789abcdef0123456789"
 MOVER = """
 import sys, treering
 with treering.open(sys.argv[1], namespace="acme") as store:
@@ -248,6 +252,31 @@ def test_killing_the_mover_loses_no_acknowledged_write(urls, failpoint):
             assert store.verify().ok
         assert rows_at(home, "acme") == 0
     print(f"checked {sum(acknowledged.values())} acknowledged writes")
+
+
+def test_the_operator_moves_a_project_over_http(urls):
+    home, cell, _ = urls
+    settings = Settings(project="acme", api_key=KEY)
+    with running(treering.open(home), settings) as url, treering.open(url, api_key=KEY) as client:
+        fill(client)
+
+        def call(method, path, token=KEY, **body):
+            headers = {"Authorization": f"Bearer {token}"}
+            return httpx.request(method, url + path, headers=headers, json=body or None, timeout=60)
+
+        assert call("GET", "/store/cell").json() == {"url": None, "moving_to": None}
+        admin = call("POST", "/keys", scope="admin", name="team").json()["token"]
+        assert call("POST", "/store/move", admin, url=cell).status_code == 403
+        moved = call("POST", "/store/move", url=cell)
+        assert (moved.status_code, moved.json()["project"]) == (200, "acme")
+        assert call("GET", "/store/cell", admin).json() == {"url": cell, "moving_to": None}
+        assert rows_at(home, "acme") == 0
+        client.thread("t").append("after the move", on_conflict="retry")
+        assert client.thread("t").load().messages[-1] == "after the move"
+        assert call("POST", "/store/move", url=cell).status_code == 422
+        assert call("POST", "/store/move", url=None).status_code == 200
+        assert call("GET", "/store/cell").json()["url"] is None
+        assert client.thread("t").load().messages[-1] == "after the move"
 
 
 def test_batches_submitted_during_a_move_are_committed_in_order(urls):
