@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
+import httpx
 import pytest
 
 import treering
@@ -12,6 +13,7 @@ from treering.core.batch import Batch, Delete, Draft, Event, RefChange, Set
 from treering.core.clock import SystemClock
 from treering.core.ids import MAINTENANCE_SCOPE, new_id
 from treering.core.query import each_ref
+from treering.effects import Attempt, Intent
 from treering.errors import Forbidden
 from treering.server.app import ROUTES
 from treering.server.auth import Access, Keys
@@ -86,6 +88,23 @@ def test_a_write_key_cannot_change_limits_of_a_remote_store(opened):
     assert [each.name for each in admin.budgets.list()] == ["daily"]
     assert admin.budgets.list()[0].tokens == 5
     assert [each.url for each in admin.alerts.webhooks()] == ["https://example.com/ops"]
+
+
+def test_a_key_decides_about_an_effect_as_itself_whatever_it_says(server):
+    store, url, tokens = server
+    (intent,) = [Intent(tool="pay", arguments={}, thread_id="t", run_id="r")]
+    store.effects.plan(intent)
+    begun = store.effects.begin(intent.id)
+    assert isinstance(begun, Attempt)
+    begun.leave()
+    done = httpx.post(
+        f"{url}/effects/{intent.id}/decision",
+        json={"decision": "abandon", "by": "the boss"},
+        headers={"authorization": f"Bearer {tokens['write']}"},
+    )
+    assert done.json()["effect"]["decided_by"].startswith("key "), (
+        "the key has no name, so it is named by its id"
+    )
 
 
 def test_what_rest_reserves_for_admins_the_gateway_reserves_too(server, opened):

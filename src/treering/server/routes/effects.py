@@ -94,7 +94,7 @@ def get_effect_changes(call: Call[None, None]) -> Changes:
 def decide_effect(call: Call[None, EffectDecision]) -> EffectInfo:
     """Decide about an unknown effect; its thread goes on with the decision when it is resumed."""
     body, effects, effect_id = call.body, call.store.effects, call.path["id"]
-    by = body.by or call.access.name
+    by = call.access.speaks_as(body.by)
     if body.decision == "happened":
         effect = effects.resolve(effect_id, happened=True, result=body.result, by=by, note=body.note)
     elif body.decision == "retry":
