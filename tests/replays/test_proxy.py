@@ -235,6 +235,10 @@ def test_the_command_line_records_and_reruns(server, tmp_path, capfd, monkeypatc
     assert lines[0].split() == "RUN VARIANT STATUS DEPARTS MESSAGES FILES VERIFY TOKENS COST TIME".split()
     assert sum("step 2" in line for line in lines[1:6]) == 2
     assert any("±" in line for line in lines)
+    with pytest.raises(SystemExit) as ended:
+        main(["rerun", made["run"], *place, "--prompt-file", str(tmp_path / "nowhere.txt")])
+    assert ended.value.code == 2
+    assert "nowhere.txt cannot be read: No such file" in capfd.readouterr().err
     with pytest.raises(SystemExit):
         main(["rerun", made["run"], *place, "--from", "2"])
     capfd.readouterr()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from treering.cli.console import clean, limited, plain, rows, show, when
+from treering.cli.console import clean, limited, plain, rows, show, text_of, when
 from treering.cli.options import Commands, JsonOption, LimitOption, StorePlace, takes_store
 from treering.errors import InvalidInput
 
@@ -73,7 +73,7 @@ def seal(
     """
     from treering.maintenance.audit import publish as publish_to
 
-    private = None if key is None else key.read_text()
+    private = None if key is None else text_of(key)
     while True:
         with place.existing() as opened:
             done = opened.audit.seal(key=private, min_commits=min_commits, max_age_seconds=max_age)
@@ -201,7 +201,7 @@ def verify(
         treering audit verify --against ./seals
         treering audit verify --against seal-00000007.json --key public.pem --json
     """
-    public = None if key is None else key.read_text()
+    public = None if key is None else text_of(key)
     seals = [path.read_bytes() for path in _files(against or ())]
     with place.existing() as opened:
         report = _verified(opened, seals, public)

@@ -17,6 +17,7 @@ import typer
 
 if TYPE_CHECKING:
     from datetime import datetime
+    from pathlib import Path
 
     from rich.progress import TaskID
 
@@ -97,6 +98,17 @@ def status_text(word: str, shown: str | None = None) -> str:
 def dim(text: str) -> str:
     """Return a text that matters less."""
     return typer.style(text, dim=True)
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file that an option names. Raise `InvalidInput` if it cannot be read."""
+    from treering.errors import InvalidInput
+
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise InvalidInput(f"{path} cannot be read: {why}; name another file") from None
 
 
 def limited(found: Iterable[T], limit: int) -> list[T]:

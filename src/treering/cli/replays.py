@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from treering.cli.console import clean, limited, one_line, plain, rows, say, show, size
+from treering.cli.console import clean, limited, one_line, plain, rows, say, show, size, text_of
 from treering.cli.options import Commands, JsonOption, LimitOption, StorePlace, takes_store
 from treering.cli.runs import RunArgument, run_id
 
@@ -472,7 +472,7 @@ def rerun(
             run_id(opened, run),
             from_step=from_step,
             model=model or None,
-            prompt=[each.read_text() for each in prompt_file] if prompt_file else None,
+            prompt=[text_of(each) for each in prompt_file] if prompt_file else None,
             parameters=_parameters(set_ or []),
             repeat=repeat,
             verify=verify,
