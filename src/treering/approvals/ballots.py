@@ -422,6 +422,8 @@ def _called(ballot: Ballot) -> str:
 
 def _told(ballot: Ballot) -> str:
     by = ", ".join(ballot.standing.decided_by)
+    if ballot.standing.status == "cancelled":
+        return f"{_called(ballot)} needs no answer: its run was cancelled by {by}"
     return f"{_called(ballot)} was answered meanwhile: {ballot.standing.status} by {by}"
 
 
