@@ -75,11 +75,34 @@ class PaymentService(ThreadingHTTPServer):
         self._payments: Counter[str] = Counter()
         self._keys: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
+        self._is_quiet = threading.Condition(self._lock)
+        self._begun: set[Any] = set()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}/"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._begun.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._is_quiet:
+            self._begun.discard(request)
+            self._is_quiet.notify_all()
+        super().shutdown_request(request)
+
+    def settle(self) -> None:
+        """Wait for all requests that were sent before, also those whose sender is dead.
+
+        Connections are accepted in order, so all earlier ones have begun when one of our own is answered.
+        """
+        _post(self.url, "", {}, method="GET")
+        with self._is_quiet:
+            earlier = set(self._begun)
+            assert self._is_quiet.wait_for(lambda: not earlier & self._begun, 60)
 
     def pay(self, order: str, key: str | None) -> str:
         with self._lock:
@@ -111,6 +134,10 @@ class _PaymentHandler(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
+
+    def do_GET(self) -> None:
+        self.send_response(204)
+        self.end_headers()
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -206,10 +233,10 @@ def model_of(thread: str) -> Any:
     return model
 
 
-def _post(service: str, order: str, headers: dict[str, str]) -> str:
+def _post(service: str, order: str, headers: dict[str, str], *, method: str = "POST") -> str:
     connection = http.client.HTTPConnection(urllib.parse.urlsplit(service).netloc, timeout=60)
     try:
-        connection.request("POST", "/", json.dumps({"order": order}).encode(), headers)
+        connection.request(method, "/", json.dumps({"order": order}).encode(), headers)
         return connection.getresponse().read().decode()
     finally:
         connection.close()

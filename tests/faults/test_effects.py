@@ -261,6 +261,8 @@ class Run:
         return {(kind, order) for kind, _, order in (line.partition(" ") for line in lines)}
 
     def _happened(self) -> Counter[str]:
+        """Return what really happened; a request of a dead process may still be on its way."""
+        self.killer.service.settle()
         found = self.killer.service.paid_of(f"{self.thread}/")
         if self.file.exists():
             found.update(self.file.read_text(encoding="utf-8").split())
