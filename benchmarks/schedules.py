@@ -84,7 +84,7 @@ def _run_and_kill(store: treering.Store, folder: Path) -> int:
     deadline = time.monotonic() + 120
     paused = [store.schedules.pause(task.id) for task in tasks]
     while (
-        any(store.schedules.get(task.id).open_occurrences for task in paused) and time.monotonic() < deadline
+        any(store.schedules.load(task.id).open_occurrences for task in paused) and time.monotonic() < deadline
     ):
         time.sleep(0.5)
     os.kill(workers[0].pid or 0, signal.SIGTERM)

@@ -67,7 +67,7 @@ def test_nothing_that_a_user_holds_is_an_address_in_memory(store):
             store.workspace,
             store.effects,
             store.approvals,
-            store.runs.get(run.id),
+            store.runs.load(run.id),
             run.cost(),
         ),
         thread.diff(saved, saved),
@@ -88,7 +88,7 @@ def test_runs_threads_costs_and_diffs_are_tables_in_a_notebook(store):
     shown = [
         (thread, ("Thread('alice')", "Here.", after.short_id)),
         (run, (run.id, "planner", "ok")),
-        (store.runs.get(run.id), (run.id, "alice")),
+        (store.runs.load(run.id), (run.id, "alice")),
         (run.cost(), ("508", "0.001475000 USD", "gpt-5", "total")),
         (store.cost.of_run(run.id), ("planner", "508")),
         (store.cost.of_run(run.id).total, ("total", "0.001475000 USD")),
@@ -108,7 +108,7 @@ def test_what_an_agent_wrote_never_becomes_markup(store):
         run.message("assistant", EVIL, model=EVIL, usage={"input": 1})
     after = thread.append({"role": "user", "content": EVIL * 100}, state={"x": EVIL + "!"})
     store.flush()
-    for value in (thread, run, store.runs.get(run.id), run.cost(), thread.diff(before, after)):
+    for value in (thread, run, store.runs.load(run.id), run.cost(), thread.diff(before, after)):
         found = seen(value)
         assert "script" not in found.tags
         assert "<script>" in found.text
@@ -205,3 +205,19 @@ NAMES: dict[str, Any] = vars(collections.abc) | {
     for name, value in vars(module).items()
 }
 """What annotations name; modules import much of it for type checkers only."""
+
+
+def test_get_gives_none_where_load_raises(store):
+    unknown = [
+        (store.thread("nobody"), ()),
+        (store.runs, ("nobody",)),
+        (store.memory, ("nothing",)),
+        (store.state, ("nothing",)),
+        (store.schedules, ("00000000",)),
+        (store.approvals, ("00000000",)),
+        (store.effects, ("nothing",)),
+    ]
+    for holder, arguments in unknown:
+        assert holder.get(*arguments) is None, holder
+        with pytest.raises(treering.errors.NotFound):
+            holder.load(*arguments)

@@ -72,7 +72,7 @@ def test_runs(tmp_path: Path):
             with run.tool("search", input={"q": "tea"}) as span:
                 assert_type(span, Span)
         store.flush()
-        assert_type(store.runs.get(run.id), RunInfo)
+        assert_type(store.runs.load(run.id), RunInfo)
 
 
 def test_memory(tmp_path: Path):

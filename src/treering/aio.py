@@ -24,7 +24,7 @@ from treering.core.clock import Clock
 from treering.core.content import Address
 from treering.core.engine import Engine
 from treering.core.query import SqlResult
-from treering.core.records import Archive, Archived, Checked, SweepProgress
+from treering.core.records import Archive, Archived, Checked, RebuildProgress, SweepProgress
 from treering.core.retention import Keep
 from treering.core.storage import Blobs
 from treering.effects.effects import Attempt, Effect, Effects, Intent, Status
@@ -388,9 +388,9 @@ class AsyncStore:
             self._store.forget, thread=thread, namespace=namespace, scope=scope, cascade=cascade
         )
 
-    async def reindex(self) -> None:
+    async def reindex(self, *, on_progress: Callable[[RebuildProgress], None] | None = None) -> None:
         """Async twin of `Store.reindex`."""
-        await self._bridge.call(self._store.reindex)
+        await self._bridge.call(self._store.reindex, on_progress=self._bridge.in_loop(on_progress))
 
     async def stats(self, *, exact: bool = False) -> Stats:
         """Async twin of `Store.stats`."""
@@ -1081,7 +1081,11 @@ class AsyncRuns:
         """The runs that does the work."""
         return self._runs
 
-    async def get(self, run_id: str) -> RunInfo:
+    async def load(self, run_id: str) -> RunInfo:
+        """Async twin of `Runs.load`."""
+        return await self._bridge.call(self._runs.load, run_id)
+
+    async def get(self, run_id: str) -> RunInfo | None:
         """Async twin of `Runs.get`."""
         return await self._bridge.call(self._runs.get, run_id)
 
@@ -1671,7 +1675,11 @@ class AsyncEffects:
         """The effects that does the work."""
         return self._effects
 
-    async def get(self, effect_id: str) -> Effect:
+    async def load(self, effect_id: str) -> Effect:
+        """Async twin of `Effects.load`."""
+        return await self._bridge.call(self._effects.load, effect_id)
+
+    async def get(self, effect_id: str) -> Effect | None:
         """Async twin of `Effects.get`."""
         return await self._bridge.call(self._effects.get, effect_id)
 
@@ -1814,9 +1822,13 @@ class AsyncApprovals:
         ):
             yield each
 
-    async def get(self, approval: str) -> Approval:
+    async def get(self, approval: str) -> Approval | None:
         """Async twin of `Approvals.get`."""
         return await self._bridge.call(self._approvals.get, approval)
+
+    async def load(self, approval: str) -> Approval:
+        """Async twin of `Approvals.load`."""
+        return await self._bridge.call(self._approvals.load, approval)
 
     async def changes(self, approval: str) -> Sequence[FileChange]:
         """Async twin of `Approvals.changes`."""
@@ -2070,6 +2082,10 @@ class AsyncState:
         """Async twin of `State.get`."""
         return await self._bridge.call(self._state.get, key, default)
 
+    async def load(self, key: str) -> Any:
+        """Async twin of `State.load`."""
+        return await self._bridge.call(self._state.load, key)
+
     async def entry(self, key: str) -> StateEntry | None:
         """Async twin of `State.entry`."""
         return await self._bridge.call(self._state.entry, key)
@@ -2215,6 +2231,14 @@ class AsyncMemory:
     async def forget(self, id: str) -> Forgotten:
         """Async twin of `Memory.forget`."""
         return await self._bridge.call(self._memory.forget, id)
+
+    async def load(
+        self, id: str, *, version: int | None = None, include_expired: bool = False
+    ) -> MemoryDocument:
+        """Async twin of `Memory.load`."""
+        return await self._bridge.call(
+            self._memory.load, id, version=version, include_expired=include_expired
+        )
 
     async def get(
         self, id: str, *, version: int | None = None, include_expired: bool = False
@@ -2439,7 +2463,11 @@ class AsyncSchedules:
             metadata=metadata,
         )
 
-    async def get(self, task_id: str) -> Task:
+    async def load(self, task_id: str) -> Task:
+        """Async twin of `Schedules.load`."""
+        return await self._bridge.call(self._schedules.load, task_id)
+
+    async def get(self, task_id: str) -> Task | None:
         """Async twin of `Schedules.get`."""
         return await self._bridge.call(self._schedules.get, task_id)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from treering.approvals.approvals import Approvals
     from treering.core.query import SqlResult
-    from treering.core.records import Archive, Archived, Checked, SweepProgress
+    from treering.core.records import Archive, Archived, Checked, RebuildProgress, SweepProgress
     from treering.core.retention import Keep
     from treering.core.storage import Blobs
     from treering.effects.effects import Effect, Effects
@@ -668,12 +668,23 @@ class Store:
         )
         return structs.replace(forgotten, kept={**forgotten.kept, **below.elsewhere})
 
-    def reindex(self) -> None:
-        """Rebuild derived data: roll-ups and the search index."""
+    def reindex(self, *, on_progress: Callable[[RebuildProgress], None] | None = None) -> None:
+        """Rebuild derived data: roll-ups and the search index.
+
+        Args:
+            on_progress: Called with what was rebuilt so far, by local stores.
+        """
+        from treering.core.records import RebuildProgress
         from treering.maintenance.stats import is_unwritten
 
         if not is_unwritten(self._engine, self._space):
-            self._engine.reindex(self._space)
+            self._engine.reindex(
+                self._space,
+                on_progress=on_progress
+                and (
+                    lambda what, done, total: on_progress(RebuildProgress(what=what, done=done, total=total))
+                ),
+            )
 
     def stats(self, *, exact: bool = False) -> Stats:
         """Count what this namespace holds and measure its size.

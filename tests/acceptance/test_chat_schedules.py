@@ -93,7 +93,7 @@ def test_an_interval_task_runs_at_every_interval(store, clock, agent):
         assert len(agent()) == hour - 1
         clock.advance(seconds=1)
         assert len(agent()) == hour
-    assert store.schedules.get(task.id).active
+    assert store.schedules.load(task.id).active
 
 
 def test_a_once_task_is_deactivated_after_its_run(store, clock, agent):
@@ -102,7 +102,7 @@ def test_a_once_task_is_deactivated_after_its_run(store, clock, agent):
     assert agent() == []
     clock.advance(seconds=1)
     assert len(agent()) == 1
-    done = store.schedules.get(task.id)
+    done = store.schedules.load(task.id)
     assert (done.active, str(done.last_run)) == (False, "2026-02-24 12:00:00+00:00")
     clock.advance(seconds=86_400)
     assert len(agent()) == 1
@@ -157,7 +157,7 @@ def test_tools_and_schedulers_change_tasks_concurrently(tmp_path):
             store.schedules.worker(handler, poll_seconds=0.005),
         ):
             made = await asyncio.gather(*map(tools, range(30)))
-            while any([(await store.schedules.get(each)).open_occurrences for each in made]):  # noqa: ASYNC110 - no event
+            while any([(await store.schedules.load(each)).open_occurrences for each in made]):  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.01)
         return made, ran
 

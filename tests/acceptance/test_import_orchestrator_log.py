@@ -130,7 +130,7 @@ def test_a_dry_run_counts_truly_and_again_brings_only_what_is_new(store, log):
     write(log, [*LOG, later, later])
     assert counts(import_orchestrator_log(log, store)) == [(8, 2, 4, 2)]
     assert [text for _, text in messages(store, RUN)][2:] == ["done", "done"]
-    assert store.runs.get(RUN).ended_at_us - store.runs.get(RUN).started_at_us == 3598_750_000
+    assert store.runs.load(RUN).ended_at_us - store.runs.load(RUN).started_at_us == 3598_750_000
     assert store.verify().ok
 
 
@@ -168,7 +168,7 @@ def test_lines_about_a_run_that_was_recorded_join_it(store, log):
     with store.run(agent="planner", id=RUN):
         pass
     store.flush()
-    before = store.runs.get(RUN)
+    before = store.runs.load(RUN)
     import_orchestrator_log(log, store)
-    assert store.runs.get(RUN) == before
+    assert store.runs.load(RUN) == before
     assert len(messages(store, RUN)) == 2

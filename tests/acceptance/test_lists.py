@@ -137,7 +137,7 @@ def test_a_forgotten_run_is_in_no_list(store):
     assert [each.id for each in store.runs.page(tag="t").runs] == ["kept"]
     assert [each.id for each in store.runs.page(agent="a").runs] == ["kept"]
     with pytest.raises(NotFound):
-        store.runs.get("gone")
+        store.runs.load("gone")
 
 
 def test_a_copy_lists_the_same(store, tmp_path):

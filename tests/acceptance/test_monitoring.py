@@ -75,10 +75,10 @@ def test_crashed_runs_are_found_and_marked(tmp_path):
     assert died.returncode == -signal.SIGKILL
     with treering.open(tmp_path / "store") as store:
         store.alerts.set_rule("failed", "failed")
-        recorder = store.runs.get("dead").recorders[0]
+        recorder = store.runs.load("dead").recorders[0]
         take_over(store, recorder)
         assert [info.id for info in store.runs.mark_crashed(newest=100)] == ["dead"]
-        assert store.runs.get("dead").status == "crashed"
+        assert store.runs.load("dead").status == "crashed"
         assert [alert.run for alert in store.alerts.examine()] == ["dead"]
 
 

@@ -87,7 +87,7 @@ def test_the_endpoints_and_the_services(store, asked, ids):
     store.cost.of_thread("t")
     store.cost.of_days(by="agent")
     store.runs.page()
-    store.runs.get(ids["other"])
+    store.runs.load(ids["other"])
     services.save_tool_result(ids["call"], "ok", output_ref=ids["blob"])
     services.end_span(ids["span"])
     services.end_run(ids["run"])

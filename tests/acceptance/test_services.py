@@ -89,7 +89,7 @@ def test_the_document_s_own_example(store):
         "by_agent": [{"agent": "writer", "tokens": 150, "cost_eur": 0.0045}],
         "total": {"agent": None, "tokens": 150, "cost_eur": 0.0045},
     }
-    info = store.runs.get(run_id)
+    info = store.runs.load(run_id)
     assert (info.project_id, info.meta, info.status) == (7, {"goal": "refund"}, "ok")
     bodies = [event.body for event in store.timeline.of_run(run_id).events if event.body is not None]
     assert store.timeline.content(*bodies) == [{"input": "data"}, "Response text", ["an item"], "all done"]
@@ -146,7 +146,7 @@ def test_a_run_can_begin_and_end_in_one_session(store):
         end_span(span_id, session=session)
         end_run(run_id, status="error", session=session)
         session.commit()
-    assert store.runs.get(run_id).status == "error"
+    assert store.runs.load(run_id).status == "error"
     assert [info.id for info in store.runs.each()] == [run_id]
     assert len(get_run_timeline(run_id)["events"]) == 2
 

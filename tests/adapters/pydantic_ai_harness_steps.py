@@ -223,7 +223,7 @@ def test_a_call_whose_process_was_killed_is_unresolved_there_and_unknown_here(tm
         (unknown,) = store.effects.unknown()
         assert (unknown.tool, unknown.call_id, unknown.status) == ("refund", left.tool_call_id, "unknown")
         await steps.record_tool_effect(replace(left, status="completed", effect_summary="the bank has it"))
-        assert store.effects.get(unknown.id).result == "the bank has it"
+        assert store.effects.load(unknown.id).result == "the bank has it"
 
     with treering.open(tmp_path / "store") as store:
         asyncio.run(go(store))

@@ -67,7 +67,7 @@ def test_a_trace_is_a_run_with_agents_tools_tokens_and_cost(store):
         ):
             pass
     run_id = f"{root.get_span_context().trace_id:032x}"
-    run = store.runs.get(run_id)
+    run = store.runs.load(run_id)
     assert (run.agent, run.thread, run.status) == ("planner", "alice", "ok")
     assert store.cost.of_run(run_id).total.usage.input == 412
     assert str(store.cost.of_run(run_id).total.amounts["USD"]) == "0.001475000"
@@ -149,7 +149,7 @@ def test_it_closes_the_store_that_it_opened_and_no_other(store, tmp_path):
     made.shutdown()
     own.shutdown()
     with treering.open(tmp_path / "own") as opened:
-        assert opened.runs.get(f"{span.get_span_context().trace_id:032x}").status == "ok"
+        assert opened.runs.load(f"{span.get_span_context().trace_id:032x}").status == "ok"
     TreeringSpanExporter(store).shutdown()
     assert list(store.runs.each()) == []
 

@@ -238,7 +238,7 @@ def test_a_run_that_waits_is_cancelled_at_once_and_its_question_is_closed(store)
     done = store.runs.cancel(waiting.run_id, by="ann", reason="wrong file")
     assert {each.status for each in done} == {"cancelled"}
     assert store.runs.cancel(waiting.run_id) == []
-    closed = store.approvals.get(mine.id)
+    closed = store.approvals.load(mine.id)
     assert (closed.status, closed.decided_by, closed.reason) == ("cancelled", ("ann",), "wrong file")
     assert [each.id for each in store.approvals.list()] == [other.id]
     assert [each.id for each in store.approvals.list(status="closed")] == [mine.id]
@@ -291,11 +291,11 @@ def test_no_effect_of_a_cancelled_run_begins(store) -> None:
         store.runs.cancel(run.id, by="ann")
         with begun:
             assert begun.finish("paid").status == "done"  # it has happened
-        given_up = store.effects.get("b")
+        given_up = store.effects.load("b")
         assert (given_up.status, given_up.decided_by) == ("abandoned", "ann")
         with pytest.raises(RunCancelled, match="is not made any more"):
             store.effects.open(Intent(id="c", tool="pay", arguments={}, run_id=run.id))
-    assert store.effects.get("c").attempt == 0
+    assert store.effects.load("c").attempt == 0
 
 
 def test_a_cancelled_stream_stops_in_the_middle_and_keeps_what_was_said(store, monkeypatch) -> None:

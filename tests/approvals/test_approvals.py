@@ -55,7 +55,7 @@ def test_a_question_is_in_the_inbox_until_it_is_answered(store) -> None:
     thread = ask(store)
     found = only(store)
     assert (found.thread_id, found.tool, found.arguments, found.is_open) == ("t", "pay", {"amount": 20}, True)
-    assert store.approvals.get(found.id[:8]) == found
+    assert store.approvals.load(found.id[:8]) == found
     done = store.approvals.answer(found.id, "approve", by="bob", reason="looks right")
     assert (done.status, done.decided_by, done.reason) == ("approved", ("bob",), "looks right")
     assert thread.load().metadata["resumed"] == {
@@ -66,7 +66,7 @@ def test_a_question_is_in_the_inbox_until_it_is_answered(store) -> None:
         "reason": "looks right",
     }
     assert not list(store.approvals.list())
-    assert only(store, status="answered") == done == store.approvals.get(done.id)
+    assert only(store, status="answered") == done == store.approvals.load(done.id)
     assert store.verify().ok
 
 
@@ -107,7 +107,7 @@ def test_of_two_racing_answers_one_wins_and_the_other_is_told(store) -> None:
         winners = [name for name, told in results if told == "won"]
         assert len(winners) == 1, results
         assert all(f"by {winners[0]}" in told for name, told in results if name not in winners), results
-        decided = store.approvals.get(question.id)
+        decided = store.approvals.load(question.id)
         assert decided.decided_by == tuple(winners)
         assert decided.status == ("approved" if winners[0] < "c" else "denied")
         assert store.thread(f"t{round_}").load().metadata["resumed"]["by"] == winners[0]
@@ -124,7 +124,7 @@ def test_all_votes_of_a_race_for_a_quorum_count(store) -> None:
         each.start()
     for each in people:
         each.join()
-    assert Counter(store.approvals.get(question.id).decided_by) == Counter("abcd")
+    assert Counter(store.approvals.load(question.id).decided_by) == Counter("abcd")
 
 
 def test_the_thread_waits_until_enough_agree(store) -> None:
@@ -249,11 +249,11 @@ def test_a_question_that_is_not_asked_any_more_was_withdrawn(store) -> None:
     store.approvals.examine()
     question = only(store)
     thread.append({"role": "user", "content": "never mind"})
-    assert store.approvals.get(question.id).status == "withdrawn"
+    assert store.approvals.load(question.id).status == "withdrawn"
     with pytest.raises(Conflict, match="withdrawn"):
         store.approvals.answer(question.id, "approve", by="bob")
     with pytest.raises(NotFound):
-        store.approvals.get("nothing")
+        store.approvals.load("nothing")
 
 
 def test_a_question_says_what_the_run_changed_and_cost(tmp_path) -> None:

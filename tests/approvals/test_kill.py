@@ -95,7 +95,7 @@ def test_an_agent_that_died_while_parked_goes_on_once_when_the_answer_comes(fold
     assert (folder / "paid.txt").read_text() == "7\n"
     with treering.open(folder / "store") as store:
         assert store.thread("t").load().messages[-1]["content"] == "Done: paid 7"
-        assert store.approvals.get(question.id).progress == "closed"
+        assert store.approvals.load(question.id).progress == "closed"
 
 
 def test_a_program_that_died_while_it_waited_is_left_to_a_worker(folder) -> None:

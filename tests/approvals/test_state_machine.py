@@ -123,7 +123,7 @@ class Inbox(RuleBasedStateMachine):
         listed = {each.id for each in self.store.approvals.list()}
         assert listed == {name for name, each in self.asked.items() if each["status"] == "open"}
         for name, known in self.asked.items():
-            found = self.store.approvals.get(name)
+            found = self.store.approvals.load(name)
             assert found.status == known["status"]
             thread: Thread = known["thread"]
             head = thread.head

@@ -40,9 +40,9 @@ def test_a_person_answers(run, question) -> None:
     again = run("approvals", "deny", question, "--by", "ann")
     assert (again.code, "approved by bob" in again.err) == (4, True)
     assert run("approvals", "list").out == "no approvals\n"
-    assert [each["id"] for each in run("approvals", "list", "--status", "answered", "--json").json] == [
-        question
-    ]
+    assert [
+        each["approval"]["id"] for each in run("approvals", "list", "--status", "answered", "--json").json
+    ] == [question]
 
 
 def test_rules_are_set_and_removed(run, question) -> None:
@@ -70,7 +70,7 @@ def test_rules_are_set_and_removed(run, question) -> None:
         "deny",
         "1",
     ]
-    assert run("approvals", "show", question, "--json").json["who"] == ["cfo"]
+    assert run("approvals", "show", question, "--json").json["approval"]["who"] == ["cfo"]
     assert run("approvals", "remove-rule", "money").code == 0
     assert run("approvals", "rules").out == "no rules\n"
     assert run("approvals", "remove-rule", "money").code == 3

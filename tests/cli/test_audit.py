@@ -51,7 +51,7 @@ def test_a_history_is_sealed_published_and_checked(cli):
     assert [seal["number"] for seal in cli("audit", "list", "--json").json["seals"]] == [1]
     assert "2026" in cli("audit", "list").out or "yes" in cli("audit", "list").out
     checked = cli("audit", "verify", "--against", "seals", "--key", "public.pem")
-    assert (checked.code, checked.out.splitlines()[0]) == (0, "As sealed: 1 seals, 1 commits, 0 erased rows")
+    assert (checked.code, checked.out.splitlines()[0]) == (0, "As sealed: 1 seal, 1 commit, 0 erased rows")
     Path("proof.json").write_text(cli("audit", "prove", "e1").out)
     assert cli("audit", "check", "proof.json", "--against", "last.json", "--key", "public.pem").code == 0
     Path("proof.json").write_text(Path("proof.json").read_text().replace("one", "two"))

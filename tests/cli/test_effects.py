@@ -22,7 +22,7 @@ def test_effects_are_listed_and_shown(run, effect) -> None:
     header, line = run("effects", "list").out.splitlines()
     assert header.split() == ["id", "planned", "status", "attempts", "tool", "thread", "arguments"]
     assert (effect in line, "unknown" in line, "\x1b" in line) == (True, True, False)
-    assert [each["id"] for each in run("effects", "list", "--unknown", "--json").json] == [effect]
+    assert [each["effect"]["id"] for each in run("effects", "list", "--unknown", "--json").json] == [effect]
     assert run("effects").out == run("effects", "list").out
     assert run("effects", "--unknown", "--json").json == run("effects", "list", "--unknown", "--json").json
     assert run("effects", "list", "--thread", "u").out == "no effects\n"
@@ -37,7 +37,7 @@ def test_effects_are_listed_and_shown(run, effect) -> None:
 def test_a_person_decides(run, effect) -> None:
     done = run("effects", "resolve", effect, "--result", '{"tx": 81}', "--by", "alice")
     assert done.out == f"pay ({effect}) happened; its thread goes on with the result\n"
-    found = run("effects", "show", effect, "--json").json
+    found = run("effects", "show", effect, "--json").json["effect"]
     assert (found["status"], found["result"], found["decided_by"]) == ("done", {"tx": 81}, "alice")
     again = run("effects", "retry", effect)
     assert (again.code, "is not unknown" in again.err) == (4, True)
@@ -47,7 +47,7 @@ def test_a_person_decides(run, effect) -> None:
 @pytest.mark.parametrize("verb, status", [("retry", "planned"), ("abandon", "abandoned")])
 def test_a_person_retries_or_gives_up(run, effect, verb, status) -> None:
     assert run("effects", verb, effect, "--note", "asked the bank").code == 0
-    found = run("effects", "show", effect, "--json").json
+    found = run("effects", "show", effect, "--json").json["effect"]
     assert (found["status"], found["note"]) == (status, "asked the bank")
 
 

@@ -15,7 +15,7 @@ def test_the_life_of_a_document(run):
     assert "alice/tone  2" in run("memory", "list").out
     assert run("memory", "list", "--tag", "nothing", "--json").json == []
     found = run("memory", "search", "concise", "--json").json
-    assert (found["ranked"], [hit["id"] for hit in found["hits"]]) == (True, ["alice/tone"])
+    assert (found["ranked"], [hit["document"]["id"] for hit in found["hits"]]) == (True, ["alice/tone"])
     assert [each["version"] for each in run("memory", "history", "alice/tone", "--json").json] == [2, 1]
     assert "-Concise." in run("memory", "diff", "alice/tone", 1).out
     assert "version 3" in run("memory", "restore", "alice/tone", 1).out
@@ -45,7 +45,7 @@ def test_semantic_search_needs_vectors(run):
     assert run("memory", "embed", "--json").json == {"embedded": 1}
     assert run("memory", "embed").out == "0 vectors created\n"
     found = run("memory", "search", "puppy", "--semantic", "--json").json
-    assert [hit["id"] for hit in found["hits"]] == ["pets"]
+    assert [hit["document"]["id"] for hit in found["hits"]] == ["pets"]
 
 
 def test_user_namespaces(run):

@@ -43,13 +43,13 @@ def test_a_remote_is_added_listed_and_removed(run, team):
 def test_threads_go_to_the_team_and_come_back(run, team, laptop, tmp_path):
     run("remote", "add", "team", team)
     would = run("push", "team://default/alice", "--dry-run", "--store", laptop)
-    assert would.out.startswith("alice: would push 1 checkpoints, 1 runs")
+    assert would.out.startswith("alice: would push 1 checkpoint, 1 run")
     pushed = run("push", "team://default/alice", "--store", laptop)
-    assert pushed.out.startswith("alice: pushed 1 checkpoints, 1 runs")
+    assert pushed.out.startswith("alice: pushed 1 checkpoint, 1 run")
     assert run("push", "team://default/alice", "--store", laptop).out == "alice: nothing new\n"
     report = run("push", "team://default", "--store", laptop, "--json").json
     assert [(each["thread"], each["checkpoints"]) for each in report["threads"]] == [("alice", 0), ("bob", 1)]
-    assert run("pull", "team://default", "--store", tmp_path / "new").out.count("pulled 1 checkpoints") == 2
+    assert run("pull", "team://default", "--store", tmp_path / "new").out.count("pulled 1 checkpoint") == 2
     with treering.open(laptop) as ours, treering.open(tmp_path / "new") as theirs:
         assert portrait(ours) == portrait(theirs)
 

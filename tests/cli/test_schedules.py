@@ -78,25 +78,23 @@ def test_tasks_are_created_and_changed(run, store):
         "schedules", "add", "Check the weather", "--cron", "0 8 * * *", "--tz", "Europe/Berlin",
         "--channel", "telegram", "--chat-id", "123456", "--json",
     ).json  # fmt: skip
-    assert (made["type"], made["value"], made["active"], made["last_run"]) == (
-        "cron",
-        "0 8 * * *",
-        True,
-        None,
-    )
-    task_id = made["id"]
+    task_id = made["task"]["id"]
+    assert (made["task"]["type"], made["task"]["value"], len(made["next"])) == ("cron", "0 8 * * *", 3)
+    assert made["next"][0].endswith(("T08:00:00+01:00", "T08:00:00+02:00"))
     listed = run("schedules", "list").out
     assert "At 08:00 every day (Europe/Berlin)" in listed
     assert "Check the weather" in listed
     assert run("schedules", "pause", task_id).out == f"{task_id} paused\n"
-    assert run("schedules", "resume", task_id, "--json").json["status"] == "active"
-    assert run("schedules", "run-now", task_id, "--json").json["open_occurrences"][0]["manual"] is True
+    assert run("schedules", "resume", task_id, "--json").json["task"].get("status", "active") == "active"
+    assert (
+        run("schedules", "run-now", task_id, "--json").json["task"]["open_occurrences"][0]["manual"] is True
+    )
     assert "thread      scheduler_" + task_id in run("schedules", "show", task_id).out
     assert len(run("schedules", "preview", task_id, "--limit", "3").out.splitlines()) == 3
     assert len(run("schedules", "preview", "0 8 * * *", "--tz", "Asia/Tokyo", "--json").json) == 5
     assert run("schedules", "cancel", task_id).code == 0
     assert run("schedules", "list", "--json").json == []
-    assert run("schedules", "list", "--all", "--json").json[0]["active"] is False
+    assert run("schedules", "list", "--all", "--json").json[0]["task"]["status"] == "cancelled"
     (skipped,) = run("schedules", "occurrences", task_id, "--json").json
     assert (skipped["outcome"], skipped["reason"]) == ("skipped", "the task was cancelled")
     assert "the task was cancelled" in run("schedules", "occurrences").out

@@ -29,7 +29,7 @@ class TestForkAndRewind:
 
     def test_a_fork_at_a_step(self, treering_):
         ran = treering_("fork", "support/alice", "support/again", "--at", 0, "--json")
-        assert ran.json["thread_id"] == "support/again"
+        assert ran.json["thread"] == "support/again"
         shown = treering_("show", "support/again", "--json").json
         assert [each["content"] for each in shown["messages"]] == ["Where is my refund?"]
         assert "starts at step 3" in treering_("fork", "support/alice", "x").out
@@ -59,10 +59,10 @@ class TestForkAndRewind:
         assert lines[0] == "support/alice: step 3 -> 0, 3 checkpoints abandoned"
         abandoned = [before[5], before[4], before[1]]
         assert [line.split()[1] for line in lines[1:4]] == [short_id(each) for each in abandoned]
-        assert treering_("show", "support/alice", "--json").json["step"] == 0
+        assert treering_("show", "support/alice", "--json").json["checkpoint"]["step"] == 0
         undo = lines[-1].removeprefix("to undo: treering ").split()
         assert treering_(*undo).out.splitlines()[0] == "support/alice: step 0 -> 3, 0 checkpoints abandoned"
-        assert treering_("show", "support/alice", "--json").json["id"] == before[5]
+        assert treering_("show", "support/alice", "--json").json["checkpoint"]["id"] == before[5]
 
     def test_a_rewind_to_another_branch(self, treering_, desk):
         checkpoints = ids(desk)
@@ -108,7 +108,8 @@ class TestResume:
         ran = treering_("resume", "support/alice", "approve", "--interrupt", "other")
         assert (ran.code, "waits for interrupt 'pay-1'" in ran.err) == (4, True)
         assert treering_("resume", "support/alice", "perhaps").code == 2
-        assert treering_("show", "support/alice", "--json").json["pending_interrupt"]["id"] == "pay-1"
+        shown = treering_("show", "support/alice", "--json").json["checkpoint"]
+        assert shown["pending_interrupt"]["id"] == "pay-1"
 
 
 class TestDelete:

@@ -27,7 +27,7 @@ class TestThreads:
             ("support/alice", "", 3),
             ("support/alice-bolder", "", 2),
         ]
-        assert listed[1]["pending_interrupt"]["payload"] == {"tool": "pay", "amount": 30}
+        assert [each["is_pending"] for each in listed] == [False, True, False]
         assert listed[1]["message_count"] == 3
 
     def test_a_table_for_people(self, treering_):
@@ -65,8 +65,8 @@ class TestThreads:
         assert refunds.endswith('assistant: → look_up({"order":7})')
         assert run("threads", "--prefix", "noted").out.splitlines()[1].endswith("Only a note")
         (listed,) = run("threads", "--prefix", "refunds", "--json").json
-        assert listed["last_message"]["tool_calls"] == [call]
-        assert (listed["tokens"], listed["cost"]) == (100, {"EUR": 0.25})
+        assert listed["last_message"] == {"role": "assistant", "text": '→ look_up({"order":7})'}
+        assert (listed["tokens"], listed["cost"]) == (100, [{"currency": "EUR", "amount": 0.25}])
 
     def test_a_damaged_thread_hides_no_other(self, treering_, desk):
         head = ids(desk)[-1]
@@ -74,7 +74,7 @@ class TestThreads:
             assert database.execute("DELETE FROM event WHERE id = ?", (head,)).rowcount == 1
         ran = treering_("threads", "--json")
         assert ran.code == 5
-        assert [(each["id"], each["damaged"]) for each in ran.json] == [
+        assert [(each["id"], each["is_damaged"]) for each in ran.json] == [
             ("notes", False),
             ("support/alice", True),
             ("support/alice-bolder", False),
@@ -123,15 +123,15 @@ class TestLog:
         result = treering_("log", "support/alice", "--json").json
         checkpoints = ids(desk)
         assert [each["id"] for each in result["checkpoints"]] == checkpoints[::-1]
-        assert [each["on_line"] for each in result["checkpoints"]] == [True, True, False, False, True, True]
-        assert result["head"] == checkpoints[-1]
-        assert [(each["from"], each["to"]) for each in result["rewinds"]] == [
+        assert result["line"] == sorted(set(checkpoints) - {checkpoints[2], checkpoints[3]})
+        assert result["thread"]["head"] == checkpoints[-1]
+        assert [(each["before"], each["to"]) for each in result["rewinds"]] == [
             (checkpoints[3], checkpoints[1])
         ]
         assert [(each["thread"], each["at"]) for each in result["forks"]] == [
             ("support/alice-bolder", checkpoints[1])
         ]
-        assert result["older"] is None
+        assert result["next_cursor"] is None
         assert treering_("log", "support/alice", "--no-forks", "--json").json["forks"] == []
 
     def test_a_long_thread_comes_in_pages(self, run, tmp_path):
@@ -143,10 +143,10 @@ class TestLog:
         while True:
             page = run("log", "long", "--store", "long", "--limit", 3, *before, "--json").json
             steps.append([each["step"] for each in page["checkpoints"]])
-            assert all(each["on_line"] for each in page["checkpoints"])
-            if page["older"] is None:
+            assert {each["id"] for each in page["checkpoints"]} <= set(page["line"])
+            if page["next_cursor"] is None:
                 break
-            before = ("--before", page["older"])
+            before = ("--before", page["next_cursor"])
         assert steps == [[6, 5, 4], [3, 2, 1], [0]]
         lines = run("log", "long", "--store", "long", "--limit", 3).out.splitlines()
         assert "older checkpoints: treering log long --before ckpt_" in lines[1]
@@ -187,9 +187,9 @@ class TestShow:
             "id of thread": f"support/alice@{first}",
         }[way]
         result = treering_("show", name, "--json").json
-        assert result["id"] == first
+        assert result["checkpoint"]["id"] == first
         assert result["messages"] == [{"role": "user", "content": "Where is my refund?"}]
-        assert result["message_count"] == 1
+        assert result["checkpoint"]["message_count"] == 1
 
     def test_only_the_end(self, treering_):
         out = treering_("show", "support/alice", "--limit", 1).out
@@ -201,14 +201,17 @@ class TestShow:
     def test_a_thread_of_a_user(self, treering_):
         assert treering_("show", "notes").code == 3
         assert "there is one in 'bob'" in treering_("show", "notes").err
-        assert treering_("show", "notes", "--user-namespace", "bob", "--json").json["namespace"] == "bob"
+        assert (
+            treering_("show", "notes", "--user-namespace", "bob", "--json").json["checkpoint"]["namespace"]
+            == "bob"
+        )
 
     def test_an_id_with_an_at_sign(self, run, tmp_path):
         with treering.open(tmp_path / "store", durability="fast") as store:
             store.thread("al@home").append({"role": "user", "content": "a"})
             store.thread("al@home").append({"role": "user", "content": "b"})
-        assert run("show", "al@home", "--store", "store", "--json").json["step"] == 1
-        assert run("show", "al@home@0", "--store", "store", "--json").json["step"] == 0
+        assert run("show", "al@home", "--store", "store", "--json").json["checkpoint"]["step"] == 1
+        assert run("show", "al@home@0", "--store", "store", "--json").json["checkpoint"]["step"] == 0
 
     def test_a_message_cannot_steer_the_terminal(self, run, tmp_path):
         with treering.open(tmp_path / "store", durability="fast") as store:
@@ -286,7 +289,7 @@ class TestNotThere:
 
 def ids_prefix(treering_):
     """The part of the id that all checkpoints of the same hours have in common."""
-    return treering_("show", "support/alice", "--json").json["id"][6:11]
+    return treering_("show", "support/alice", "--json").json["checkpoint"]["id"][6:11]
 
 
 class TestDiff:
@@ -305,9 +308,7 @@ class TestDiff:
 
     def test_as_json_with_a_patch(self, treering_):
         result = treering_("diff", "support/alice@0", "support/alice@1", "--json").json
-        assert result["added"] == [
-            {"index": 1, "message": {"role": "assistant", "content": "It was sent on Monday."}}
-        ]
+        assert result["added"] == [[1, {"role": "assistant", "content": "It was sent on Monday."}]]
         assert result["state"] == [
             {"op": "add", "path": "/todos", "value": ["check the bank"]},
             {"op": "add", "path": "/tries", "value": 1},

@@ -44,7 +44,7 @@ class TestExport:
     def test_to_a_file(self, run, folder, tmp_path):
         ran = run("export", "jsonl", "--all", "--store", folder, "-o", "all.jsonl")
         assert (ran.code, ran.err) == (0, "")
-        assert ran.out == "all.jsonl: 4 threads, 11 checkpoints, 1 rewinds\n"
+        assert ran.out == "all.jsonl: 4 threads, 11 checkpoints, 1 rewind\n"
         lines = (tmp_path / "all.jsonl").read_text(encoding="utf-8").splitlines()
         assert json.loads(lines[0]) == {"kind": "treering.threads", "version": 1}
         assert json.loads(lines[-1]) == {"kind": "end", "threads": 4, "checkpoints": 11}
@@ -114,7 +114,7 @@ class TestJsonl:
             "all.jsonl (jsonl)",
             "  all.jsonl: 4 threads, imported 0, 4 there already",
             "  all.jsonl: 11 checkpoints, imported 0, 11 there already",
-            "  all.jsonl: 1 rewinds, imported 0, 1 there already",
+            "  all.jsonl: 1 rewind, imported 0, 1 there already",
         ]
 
     def test_through_a_pipe(self, process, folder, tmp_path):

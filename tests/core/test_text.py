@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from treering.core.content import KINDS, Content
 from treering.core.encoding import encode, encode_json
-from treering.core.text import STOP_WORDS, folded, query_terms, stem, text_of, words
+from treering.core.text import STOP_WORDS, counted, folded, query_terms, stem, text_of, words
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=10),
@@ -128,3 +128,11 @@ def test_words_are_cut_as_fts5_cuts_them(fts5):
 
 def test_accents_and_case_are_folded():
     assert folded("ÀÉÎ Ñandú 한국어") == "aei nandu 한국어"
+
+
+def test_a_number_has_its_noun_in_the_right_number():
+    assert [counted(number, "threads") for number in (0, 1, 2, 1200)] == [
+        "0 threads", "1 thread", "2 threads", "1,200 threads",
+    ]  # fmt: skip
+    assert counted(1, "session log entries") == "1 session log entry"
+    assert counted(1, "objects of files") == "1 object of files"

@@ -29,12 +29,12 @@ def planned(store, **fields):
 
 def test_an_effect_is_planned_started_and_done(store) -> None:
     effect_id = planned(store, run_id="r", agent="teller", call_id="c1")
-    assert store.effects.get(effect_id).status == "planned"
+    assert store.effects.load(effect_id).status == "planned"
     attempt = store.effects.begin(effect_id)
     assert isinstance(attempt, Attempt)
-    assert store.effects.get(effect_id).status == "started"
+    assert store.effects.load(effect_id).status == "started"
     done = attempt.finish({"tx": 81}, files=["receipt.txt"], cost_nanos=7)
-    assert done == store.effects.get(effect_id)
+    assert done == store.effects.load(effect_id)
     assert (done.status, done.result, done.attempt) == ("done", {"tx": 81}, 1)
     assert (done.files, done.cost_nanos, done.arguments) == (("receipt.txt",), 7, {"amount": 5})
     assert (done.run_id, done.agent, done.call_id) == ("r", "teller", "c1")
@@ -59,7 +59,7 @@ def test_planning_the_same_effect_twice_keeps_the_first(store) -> None:
     effect_id = planned(store)
     store.effects.begin(effect_id).finish("tx_81")
     store.effects.plan(Intent(id=effect_id, tool="other", arguments={}))
-    assert (store.effects.get(effect_id).tool, store.effects.get(effect_id).status) == ("pay", "done")
+    assert (store.effects.load(effect_id).tool, store.effects.load(effect_id).status) == ("pay", "done")
 
 
 def test_intents_are_part_of_the_commit_of_their_checkpoint(store) -> None:
@@ -67,7 +67,7 @@ def test_intents_are_part_of_the_commit_of_their_checkpoint(store) -> None:
     before = store.stats().rows["commits"]
     store.thread("t").append({"role": "assistant"}, effects=[intent])
     assert store.stats().rows["commits"] == before + 1
-    assert store.effects.get(intent.id).status == "planned"
+    assert store.effects.load(intent.id).status == "planned"
 
 
 def test_a_large_argument_and_a_large_result_are_stored_beside_the_ref(store) -> None:
@@ -75,7 +75,7 @@ def test_a_large_argument_and_a_large_result_are_stored_beside_the_ref(store) ->
     store.effects.plan(intent)
     store.effects.begin(intent.id).finish("b" * 100_000)
     store.gc(grace_seconds=0)
-    effect = store.effects.get(intent.id)
+    effect = store.effects.load(intent.id)
     assert (effect.arguments["body"], effect.result) == ("a" * 100_000, "b" * 100_000)
     assert store.verify().ok
 
@@ -98,7 +98,7 @@ def test_an_attempt_without_an_outcome_is_repeated_only_if_that_is_harmless(
     key = first.effect.key
     first.leave(note="cancelled")
     again = store.effects.begin(effect_id)
-    assert store.effects.get(effect_id).status == status
+    assert store.effects.load(effect_id).status == status
     if isinstance(again, Attempt):
         assert (again.effect.attempt, again.effect.key) == (2, key)
         again.finish()
@@ -145,7 +145,7 @@ def test_a_late_outcome_counts_until_somebody_has_decided(store) -> None:
     store.engine.release(first._lease)  # as if it had expired
     assert [each.status for each in store.effects.unknown()] == ["unknown"]
     assert first.finish("tx_81").status == "done"
-    assert store.effects.get(effect_id).result == "tx_81"
+    assert store.effects.load(effect_id).result == "tx_81"
 
 
 def test_a_late_outcome_does_not_replace_a_decision(store) -> None:
@@ -155,7 +155,7 @@ def test_a_late_outcome_does_not_replace_a_decision(store) -> None:
     assert len(list(store.effects.unknown())) == 1
     store.effects.abandon(effect_id, by="alice")
     assert first.finish("tx_81").status == "abandoned"
-    assert store.effects.get(effect_id).status == "abandoned"
+    assert store.effects.load(effect_id).status == "abandoned"
 
 
 def left_unknown(store):
@@ -183,7 +183,7 @@ def test_a_person_says_that_it_did_not_happen(store) -> None:
     attempt = store.effects.begin(effect_id)
     assert attempt.effect.attempt == 2
     attempt.leave()
-    assert store.effects.get(effect_id).status == "unknown"
+    assert store.effects.load(effect_id).status == "unknown"
 
 
 def test_a_person_gives_it_up(store) -> None:
@@ -235,9 +235,9 @@ def test_effects_are_listed_by_thread_run_and_status(store) -> None:
 
 def test_an_effect_is_found_by_the_beginning_of_its_id(store) -> None:
     effect_id = planned(store)
-    assert store.effects.get(effect_id[:14]).id == effect_id
+    assert store.effects.load(effect_id[:14]).id == effect_id
     with pytest.raises(NotFound, match="List effects with: treering effects"):
-        store.effects.get("nothing")
+        store.effects.load("nothing")
 
 
 def test_forgetting_a_thread_forgets_its_effects(store) -> None:
@@ -245,7 +245,7 @@ def test_forgetting_a_thread_forgets_its_effects(store) -> None:
     store.effects.begin(effect_id).finish("tx_81")
     store.forget(thread="t")
     with pytest.raises(NotFound):
-        store.effects.get(effect_id)
+        store.effects.load(effect_id)
     assert list(store.effects.list()) == []
 
 
@@ -281,10 +281,10 @@ def test_a_killed_process_is_followed_at_once(tmp_path, failpoint, takes_key, st
 
     assert run("first", **{failpoints.ENVIRONMENT: f"{failpoint}=kill"}) == -signal.SIGKILL
     with treering.open(tmp_path / "store") as store:
-        assert store.effects.get(effect_id).status == statuses[0]
+        assert store.effects.load(effect_id).status == statuses[0]
     assert run("second") == 0
     with treering.open(tmp_path / "store") as store:
-        effect = store.effects.get(effect_id)
+        effect = store.effects.load(effect_id)
         assert effect.status == statuses[1]
         assert (
             effect.result

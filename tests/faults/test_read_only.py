@@ -180,9 +180,9 @@ def test_flush_and_budgets_wait_for_no_full_disk(disk: SmallDisk, monkeypatch: p
                 store.flush()
         disk.free(store)
         store.flush()
-        assert store.runs.get("during").status == "ok"
+        assert store.runs.load("during").status == "ok"
     with location.open() as store:
-        assert store.runs.get("during").status == "ok"
+        assert store.runs.load("during").status == "ok"
         assert store.verify().ok
 
 

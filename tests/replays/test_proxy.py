@@ -182,7 +182,7 @@ def test_a_command_gets_its_variables_again_but_no_stored_secret(
         upstreams=upstreams(server),
     )
     assert done.exit_code == 0, done.output
-    assert "t0p-s3cret" not in str(store.runs.get(run.id).meta)
+    assert "t0p-s3cret" not in str(store.runs.load(run.id).meta)
     (failed,) = treering.rerun(store, run.id, from_step=2).reruns
     assert (failed.status, failed.departure and failed.departure.what) == ("error", "ended")
     assert "exit code 1: " in (failed.error or "")

@@ -35,7 +35,7 @@ def clocked(clock):
 
 def dies(store, run_id):
     """As if the processes that write a run were gone."""
-    for recorder in store.runs.get(run_id).recorders:
+    for recorder in store.runs.load(run_id).recorders:
         held = store.engine.claim(store.space, lease_name(recorder), holder=recorder, seconds=60)
         store.engine.release(held)
 
@@ -48,14 +48,14 @@ def test_two_who_ask_at_once_do_not_take_each_other_for_the_recorder(tmp_path):
     with treering.open(tmp_path / "store") as store:
         held = store.engine.claim(store.space, lease_name(recorder), holder="probe", seconds=60)
         assert held is not None  # another one is just asking
-        assert store.runs.get("r").status == "crashed"
+        assert store.runs.load("r").status == "crashed"
 
 
 def test_a_live_recorder_is_alive_to_concurrent_probes(tmp_path):
     with treering.open(tmp_path / "store") as writing, treering.open(tmp_path / "store") as store:
         writing.run(agent="a", id="r").start()
         writing.flush()
-        assert [store.runs.get("r").status for _ in range(3)] == ["running"] * 3
+        assert [store.runs.load("r").status for _ in range(3)] == ["running"] * 3
 
 
 def test_a_crashed_run_ended_with_its_last_sign_of_life(clocked, clock):
@@ -67,13 +67,13 @@ def test_a_crashed_run_ended_with_its_last_sign_of_life(clocked, clock):
     clocked.flush()
     dies(clocked, run.id)
     clock.advance(seconds=99)
-    assert clocked.runs.get(run.id).duration_us == 1_000_000  # said at once
+    assert clocked.runs.load(run.id).duration_us == 1_000_000  # said at once
     (listed,) = clocked.runs.page(status="crashed").runs
-    assert listed == clocked.runs.get(run.id)
+    assert listed == clocked.runs.load(run.id)
     assert clocked.runs.mark_crashed(dry_run=True) == [listed]
     assert clocked.runs.mark_crashed() == [listed]  # and written down
     assert clocked.runs.mark_crashed() == []
-    assert clocked.runs.get(run.id) == listed
+    assert clocked.runs.load(run.id) == listed
     assert clocked.performance.report("run").total.latency.mean_us == 1_000_000
 
 
@@ -102,13 +102,13 @@ def test_a_run_of_the_services_is_found_crashed_and_goes_on_in_another_process(t
         services.use(store)
         if how == "kill":
             dies(store, "r")
-        assert store.runs.get("r").status == "crashed"
+        assert store.runs.load("r").status == "crashed"
         assert [info.id for info in store.runs.mark_crashed()] == ["r"]
         services.end_span(child.stdout.strip())
-        assert store.runs.get("r").status == "running"
+        assert store.runs.load("r").status == "running"
         assert store.runs.mark_crashed() == []
         services.end_run("r")
-        assert store.runs.get("r").status == "ok"
+        assert store.runs.load("r").status == "ok"
         assert store.performance.report("run").total.calls == 1
         assert store.performance.report("run").total.errors == 0
         services.use(None)
@@ -121,11 +121,11 @@ def test_the_services_keep_a_run_alive_that_another_process_started(tmp_path):
             run_id = services.create_run()
             services.use(store)
             services.save_message(run_id, "user", "from the second process")
-        assert store.runs.get(run_id).status == "running"
-        assert len(store.runs.get(run_id).recorders) == 2
+        assert store.runs.load(run_id).status == "running"
+        assert len(store.runs.load(run_id).recorders) == 2
         services.use(None)
     with treering.open(tmp_path / "store") as store:
-        assert store.runs.get(run_id).status == "crashed"
+        assert store.runs.load(run_id).status == "crashed"
 
 
 def test_a_run_that_no_process_keeps_alive_is_unfinished_when_it_goes_quiet(clocked, clock):
@@ -138,27 +138,27 @@ def test_a_run_that_no_process_keeps_alive_is_unfinished_when_it_goes_quiet(cloc
     run.message("user", "hi", ts_us=imported.at_us + 2_000_000)
     imported.write(clocked)
     clock.advance(seconds=QUIET_SECONDS / 2)
-    assert clocked.runs.get("imported").status == "running"
+    assert clocked.runs.load("imported").status == "running"
     run.message("user", "still there", ts_us=imported.at_us + 3_000_000)
     imported.write(clocked)
     clock.advance(seconds=QUIET_SECONDS / 2 + 1)
-    assert clocked.runs.get("imported").status == "running"
+    assert clocked.runs.load("imported").status == "running"
     clock.advance(seconds=QUIET_SECONDS / 2)
     sweep = CrashSweep(clocked.engine, clocked.space, clock=clock)
     (marked,) = sweep.check_next(10)
     assert (marked.status, marked.duration_us) == ("unfinished", 3_000_000)
-    assert clocked.runs.get("imported") == marked
+    assert clocked.runs.load("imported") == marked
     imported.at_us += 4_000_000
     run.end()
     imported.write(clocked)
-    assert clocked.runs.get("imported").duration_us == 4_000_000
-    assert clocked.runs.get("imported").status == "ok"
+    assert clocked.runs.load("imported").duration_us == 4_000_000
+    assert clocked.runs.load("imported").status == "ok"
 
 
 def test_a_trace_whose_server_was_restarted_is_unfinished_and_can_still_end(clocked, clock):
     send(clocked, span("search", id=2, parent=1, at_ms=5, ms=30))
     clock.advance(seconds=QUIET_SECONDS + 60)
-    assert clocked.runs.get(TRACE).status == "unfinished"
+    assert clocked.runs.load(TRACE).status == "unfinished"
     assert [info.id for info in clocked.runs.mark_crashed()] == [TRACE]
     send(Store(clocked.engine, clock=clock), ROOT)
-    assert clocked.runs.get(TRACE).status == "ok"
+    assert clocked.runs.load(TRACE).status == "ok"

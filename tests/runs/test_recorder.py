@@ -67,7 +67,7 @@ def test_a_run_is_read_back_as_it_happened(store):
     assert page.events[3].meta == {"status": "ok"}
     assert page.events[4].meta["tokens"] == 508
     assert {event.agent for event in page.events} == {"planner"}
-    assert store.runs.get(run.id).status == "ok"
+    assert store.runs.load(run.id).status == "ok"
 
 
 def test_a_running_run_has_a_timeline_and_a_cost(store):
@@ -118,7 +118,7 @@ def test_an_open_span_is_seen_while_it_runs_and_once_when_it_ended(store):
             seen = store.timeline.of_run(run.id).events
             assert [event.type for event in seen] == ["agent.span.start"]
             assert store.timeline.content(seen[0].body) == ["what went in"]
-            assert store.runs.get(run.id).status == "running"
+            assert store.runs.load(run.id).status == "running"
         span.end()
     store.flush()
     assert [event.type for event in store.timeline.of_run(run.id).events] == [
@@ -150,7 +150,7 @@ def test_errors_are_recorded_and_go_on(store):
     store.flush()
     call, result = store.timeline.of_run(run.id).events
     assert (call.type, result.type, result.meta) == ("tool.call", "tool.result", {"status": "error"})
-    info = store.runs.get(run.id)
+    info = store.runs.load(run.id)
     assert info.status == "error"
     assert info.meta["error"]["type"] == "ZeroDivisionError"
     (record,) = [
@@ -167,11 +167,11 @@ def test_runs_are_listed_newest_first_and_forgotten_with_their_thread(store):
     page = store.runs.page(first=2)
     assert [info.id for info in page.runs] == runs[:0:-1]
     assert [info.id for info in store.runs.page(cursor=page.cursor).runs] == runs[:1]
-    assert store.runs.get(runs[0]).thread == "support/alice"
+    assert store.runs.load(runs[0]).thread == "support/alice"
     store.forget(thread="support/alice")
     assert list(store.runs.each()) == []
     with pytest.raises(NotFound):
-        store.runs.get(runs[0])
+        store.runs.load(runs[0])
     assert store.timeline.of_run(runs[0]).events == ()
 
 
@@ -194,7 +194,7 @@ def test_an_error_is_recorded_with_the_place_that_raised_it(store):
         deeper(50)
     store.flush()
     (record,) = store.engine.scan(store.space, EventQuery(kinds=("span.tool",))).records
-    for found in (json.loads(record.event.data)["error"], store.runs.get(run.id).meta["error"]):
+    for found in (json.loads(record.event.data)["error"], store.runs.load(run.id).meta["error"]):
         assert (found["type"], found["message"]) == ("RuntimeError", "no route")
         assert 'raise RuntimeError("no route")' in found["traceback"]
 
@@ -335,7 +335,7 @@ def test_what_has_no_text_at_all_fails_no_run_and_hides_no_error(store):
     assert store.timeline.content(first.body)[0] == {"_opaque": "Mute", "text": "(no repr: RuntimeError)"}
     assert store.timeline.content(second.body)[0]["_opaque"] == "list"
     assert result.type == "tool.result"
-    assert store.runs.get(talks[0]).status == "error"
+    assert store.runs.load(talks[0]).status == "error"
 
 
 def test_times_are_the_clock_s(slow_time):
@@ -354,7 +354,7 @@ def test_the_async_api(tmp_path):
             await store.flush()
             page = await store.timeline.of_run(run.id)
             assert [event.type for event in page.events] == ["tool.call", "tool.result"]
-            assert (await store.runs.get(run.id)).thread == "t"
+            assert (await store.runs.load(run.id)).thread == "t"
             assert [info.id async for info in store.runs.each()] == [run.id]
             assert (await store.cost.of_run(run.id)).total.events > 0
 

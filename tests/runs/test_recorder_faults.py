@@ -91,14 +91,14 @@ def test_a_run_whose_process_died_is_crashed(tmp_path):
     subprocess.run([sys.executable, "-c", CHILD, str(tmp_path / "store"), "exit"], check=True)
     with treering.open(tmp_path / "store") as store:
         # It exited in order, so its lease was given back; the run never ended.
-        assert store.runs.get("r").status == "crashed"
+        assert store.runs.load("r").status == "crashed"
         assert [info.id for info in store.runs.mark_crashed()] == ["r"]
         assert store.runs.mark_crashed() == []
-        assert store.runs.get("r").ended_at_us is not None
+        assert store.runs.load("r").ended_at_us is not None
         with store.run(agent="alive") as run:
             store.flush()
             assert store.runs.mark_crashed() == []
-            assert store.runs.get(run.id).status == "running"
+            assert store.runs.load(run.id).status == "running"
 
 
 LATE = """

@@ -77,7 +77,7 @@ def test_a_replay_goes_through_a_run_as_it_happened(slow_time):
 def test_a_replay_waits_according_to_speed(slow_time):
     store, clock = slow_time
     run = streamed(store, clock)
-    began = store.runs.get(run.id).started_at_us
+    began = store.runs.load(run.id).started_at_us
     slept = []
 
     def played(speed):

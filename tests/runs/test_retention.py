@@ -39,7 +39,7 @@ def test_the_last_runs_of_each_agent_stay(store):
     assert {info.id for info in store.runs.each()} == {*runs[3:], other}
     for run in runs[:3]:
         with pytest.raises(NotFound):
-            store.runs.get(run)
+            store.runs.load(run)
         assert store.timeline.of_run(run).events == ()
         assert not store.engine.scan_refs(store.space, f"index/block/{run}/")
     assert store.timeline.search("word1").hits == ()

@@ -185,7 +185,7 @@ def test_a_storage_is_collected_and_single_checkpoints_are_forgotten(work: Path,
     assert treering("gc", *storage).stdout == "delete 0 packs (0 B)\n"
 
     gone = treering("forget", *storage, "--checkpoint", made[1])
-    assert gone.stdout.startswith("dropped 1 checkpoints, keep 2\n")
+    assert gone.stdout.startswith("dropped 1 checkpoint, keep 2\n")
     session = list_checkpoints(StorageConfig(work / "bucket"))[0].tag
     assert (
         len(json.loads(treering("forget", *storage, "--session", session, "--json").stdout)["dropped"]) == 1
@@ -208,7 +208,7 @@ def test_checkpoints_of_a_store_are_forgotten_as_well(work: Path, treering) -> N
     treering("run", "--workspace", "work", "--", "true")
     treering("run", "--workspace", "work", "--", "true")
     newest, oldest = json.loads(treering("checkpoints", "--json").stdout)
-    assert treering("forget", "--checkpoint", oldest["id"]).stdout.startswith("dropped 1 checkpoints, keep 1")
+    assert treering("forget", "--checkpoint", oldest["id"]).stdout.startswith("dropped 1 checkpoint, keep 1")
     assert json.loads(treering("checkpoints", "--json").stdout) == [newest]
     assert work
 

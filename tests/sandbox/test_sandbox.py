@@ -321,11 +321,11 @@ def test_runs_are_in_the_timeline_with_their_tokens(tmp_path: Path) -> None:
         events = list(store.timeline.each_of_run(result.run_id))
         assert [each.label for each in events] == ["user message", "assistant message"]
         assert events[1].meta["tokens"] == 15
-        info = store.runs.get(result.run_id)
+        info = store.runs.load(result.run_id)
         assert (info.agent, info.status, info.tags) == ("scribbler", "ok", (sandbox.get_session_tag(),))
         assert info.meta["sandbox_id"] == result.sandbox_id
         bad = sandbox.run("fail")
-        assert store.runs.get(bad.run_id).status == "error"
+        assert store.runs.load(bad.run_id).status == "error"
         plain = sandbox.execute(["sh", "-c", "echo hello; exit 0"])
         assert plain.output == "hello\n"
         assert store.verify().ok

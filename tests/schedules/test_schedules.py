@@ -17,7 +17,7 @@ def test_a_task_is_stored_as_created(store):
     made = store.schedules.cron(
         "0  8 * * *", prompt="Forecast?", tz="Europe/Berlin", channel="telegram", chat_id=123
     )
-    assert store.schedules.get(made.id) == made
+    assert store.schedules.load(made.id) == made
     assert (made.value, made.chat_id, str(made.next_run)) == ("0 8 * * *", "123", "2026-02-25 07:00:00+00:00")
     assert store.schedules.list_tasks() == [made]
     assert [each.isoformat() for each in store.schedules.preview(made.id, 2)] == [
@@ -33,7 +33,7 @@ def test_ids_are_eight_hex_digits_and_a_collision_draws_another(store, clock):
     first = schedules.interval(60, prompt="one")
     second = schedules.interval(60, prompt="two")
     assert (first.id, second.id) == ("a1b2c3d4", "00ff00ff")
-    assert schedules.get("a1b2c3d4").prompt == "one"
+    assert schedules.load("a1b2c3d4").prompt == "one"
     assert int(store.schedules.interval(60, prompt="three").id, 16) < 1 << 32
 
 
@@ -58,7 +58,7 @@ def test_an_invalid_task_is_rejected_and_nothing_is_stored(store, given, words):
 
 def test_an_unknown_task_is_not_found(store):
     for use in (
-        store.schedules.get,
+        store.schedules.load,
         store.schedules.cancel_task,
         store.schedules.pause,
         store.schedules.resume,
@@ -67,6 +67,7 @@ def test_an_unknown_task_is_not_found(store):
     ):
         with pytest.raises(NotFound, match="task 'deadbeef' not found"):
             use("deadbeef")
+    assert store.schedules.get("deadbeef") is None
 
 
 def test_cancelling_keeps_the_record_and_is_final(store):
@@ -104,7 +105,7 @@ def test_namespaces_are_separate_and_forgotten_separately(store):
     assert store.schedules.list_tasks() == [ours]
     of_alice.pause(hers.id)
     with pytest.raises(NotFound):
-        store.schedules.get(hers.id)
+        store.schedules.load(hers.id)
     store.forget(namespace="alice")
     assert of_alice.list_tasks(all=True) == []
     assert len(store.schedules.in_namespace("alice/2").list_tasks()) == 1
@@ -114,7 +115,7 @@ def test_namespaces_are_separate_and_forgotten_separately(store):
 def test_putting_an_existing_task_changes_nothing(store):
     task = store.schedules.interval(60, prompt="p")
     assert not store.schedules.put(task)
-    assert store.schedules.get(task.id) == task
+    assert store.schedules.load(task.id) == task
 
 
 def test_the_async_api(tmp_path):

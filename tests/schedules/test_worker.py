@@ -72,7 +72,7 @@ def test_the_handler_receives_the_task_and_its_recipient(store, clock, work):
     )
     assert occurrence.scheduled_at.isoformat() == "2026-02-25T08:00:00+01:00"
     assert (occurrence.attempt, occurrence.token, occurrence.thread_id) == (1, 1, f"scheduler_{task.id}")
-    now = store.schedules.get(task.id)
+    now = store.schedules.load(task.id)
     assert str(now.last_run) == "2026-02-25 07:00:05+00:00"
     assert str(now.next_run) == "2026-02-26 07:00:00+00:00"
     assert now.runs == 1
@@ -89,7 +89,7 @@ def test_a_reminder_that_nobody_could_run_fires_late_and_says_so(store, clock, w
     assert occurrence.late_seconds > 7 * 86_400
     (report,) = store.schedules.occurrences(once.id)
     assert (report.outcome, report.late_us) == ("ok", round(occurrence.late_seconds * 1e6))
-    assert store.schedules.get(once.id).status == "done"
+    assert store.schedules.load(once.id).status == "done"
     (skipped,) = store.schedules.occurrences(told.id)
     assert (skipped.outcome, skipped.reason) == ("skipped", "missed: older than the catch-up window")
 
@@ -109,7 +109,7 @@ def test_an_occurrence_is_linked_to_its_run_and_thread(store, clock, work):
     assert (report.outcome, report.result) == ("ok", {"answer": 42})
     assert seen == [(report.run_id, report.run_id)]
     store.flush()
-    run = store.runs.get(report.run_id)
+    run = store.runs.load(report.run_id)
     assert (run.thread, run.status, run.meta["task_id"]) == (f"scheduler_{task.id}", "ok", task.id)
     assert store.thread(f"scheduler_{task.id}").load().messages == [{"role": "user", "content": "p"}]
 
@@ -129,7 +129,7 @@ def test_a_failure_is_reported_and_the_next_occurrence_runs(store, clock, work, 
     failed = list(store.schedules.occurrences(task.id))[-1]
     assert failed.reason == "RuntimeError: no network"
     store.flush()
-    assert store.runs.get(failed.run_id).status == "error"
+    assert store.runs.load(failed.run_id).status == "error"
     assert "failed" in caplog.text
 
 
@@ -324,7 +324,7 @@ def test_leaving_the_block_waits_for_running_occurrences(tmp_path):
             go.set()
         assert ended == [True]
         assert outcomes(store) == [("ok", 1)]
-        assert len(store.schedules.get(task.id).open_occurrences) == 1, (
+        assert len(store.schedules.load(task.id).open_occurrences) == 1, (
             "an occurrence requested after the stop stays open"
         )
         with pytest.raises(InvalidInput, match="already started"):
@@ -438,7 +438,7 @@ def test_occurrences_due_together_share_one_commit(store, work, clock):
     assert {(report.task_id, report.result) for report in store.schedules.occurrences()} == {
         (task.id, task.prompt) for task in tasks
     }
-    assert all(store.schedules.get(task.id).open_occurrences == () for task in tasks)
+    assert all(store.schedules.load(task.id).open_occurrences == () for task in tasks)
 
 
 def test_a_task_changed_elsewhere_does_not_hold_back_the_others(store, work, clock):
@@ -454,7 +454,7 @@ def test_a_task_changed_elsewhere_does_not_hold_back_the_others(store, work, clo
     assert sorted(seen) == sorted(task.id for task in tasks if task is not tasks[2])
     del worker._cache.refresh
     assert worker.tick() == 0
-    assert store.schedules.get(tasks[2].id).status == "cancelled"
+    assert store.schedules.load(tasks[2].id).status == "cancelled"
 
 
 def test_occurrences_of_one_task_that_finish_together_are_all_recorded(store, work, clock):
@@ -464,7 +464,7 @@ def test_occurrences_of_one_task_that_finish_together_are_all_recorded(store, wo
     clock.advance(seconds=50)
     assert worker.tick() == 5
     assert worker.idle(30)
-    after = store.schedules.get(task.id)
+    after = store.schedules.load(task.id)
     assert (after.runs, after.open_occurrences) == (5, ())
     assert len([report for report in store.schedules.occurrences(task.id) if report.outcome == "ok"]) == 5
 
@@ -490,7 +490,7 @@ def test_a_change_while_handlers_run_does_not_lose_their_results(store, work, cl
         "1",
         "2",
     }
-    assert store.schedules.get(tasks[1].id).status == "paused"
+    assert store.schedules.load(tasks[1].id).status == "paused"
 
 
 def test_workers_that_know_each_other_divide_the_due_tasks(store, work, clock):

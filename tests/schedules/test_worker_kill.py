@@ -108,10 +108,10 @@ def test_killed_workers_lose_nothing_and_nothing_is_claimed_twice(fleet):
         )
         for victim in victims:
             victim.kill()
-        fleet.until(lambda: all(store.schedules.get(task.id).runs == 1 for task in held))
+        fleet.until(lambda: all(store.schedules.load(task.id).runs == 1 for task in held))
         for task in ticking:
             store.schedules.pause(task.id)
-        fleet.until(lambda: not any(store.schedules.get(task.id).open_occurrences for task in ticking))
+        fleet.until(lambda: not any(store.schedules.load(task.id).open_occurrences for task in ticking))
         survivor.send_signal(signal.SIGTERM)
         _, stderr = survivor.communicate(timeout=60)
         assert survivor.returncode == 0, stderr
@@ -125,7 +125,7 @@ def test_killed_workers_lose_nothing_and_nothing_is_claimed_twice(fleet):
             assert report.attempt >= 2
         executed = {(line[1], int(line[2])) for line in fleet.lines()}
         for task in ticking:
-            following = store.schedules.get(task.id).next_run_us
+            following = store.schedules.load(task.id).next_run_us
             occurred = task.timing.after(task.created_at_us)
             assert accounted(store, task) == list(takewhile(following.__gt__, occurred))
             ran = [each for each in store.schedules.occurrences(task.id) if each.outcome != "skipped"]
@@ -146,4 +146,4 @@ def test_a_worker_drains_on_sigterm(fleet):
         (report,) = store.schedules.occurrences(task.id)
         assert report.outcome == "ok"
         store.flush()
-        assert store.runs.get(report.run_id).status == "ok"
+        assert store.runs.load(report.run_id).status == "ok"

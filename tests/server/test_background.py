@@ -101,8 +101,8 @@ def test_an_old_run_of_any_namespace_is_marked_as_well(store, monkeypatch):
             recorded(store)
         dies(store, run)
         with Background(store, search=False, seconds=0.01):
-            assert eventually(lambda: store.runs.get(run.id).ended_at_us is not None)
-        assert store.runs.get(run.id).status == "crashed"
+            assert eventually(lambda: store.runs.load(run.id).ended_at_us is not None)
+        assert store.runs.load(run.id).status == "crashed"
 
 
 def test_a_crashed_run_is_marked_and_alerted(store):
@@ -112,5 +112,5 @@ def test_a_crashed_run_is_marked_and_alerted(store):
         dies(store, run)
         with Background(store, search=False, seconds=0.01):
             assert eventually(lambda: store.alerts.page().alerts)
-        assert store.runs.get(run.id).status == "crashed"
-        assert store.runs.get(run.id).ended_at_us is not None
+        assert store.runs.load(run.id).status == "crashed"
+        assert store.runs.load(run.id).ended_at_us is not None

@@ -58,7 +58,7 @@ def test_spans_of_the_real_exporter_are_durable_when_it_returns(store, provider)
         with pytest.raises(KeyError), tracer.start_as_current_span("lookup"):
             raise KeyError("order")
     run_id = f"{root.get_span_context().trace_id:032x}"
-    run = store.runs.get(run_id)
+    run = store.runs.load(run_id)
     assert (run.status, run.agent, run.meta["name"]) == ("ok", "shop", "checkout")
     assert run.meta["scopes"] == ["shop 1.2"]
     lines = store.timeline.of_run(run_id, everything=True).events

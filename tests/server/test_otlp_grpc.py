@@ -88,7 +88,7 @@ def test_traces_logs_and_metrics_of_the_real_exporters_are_durable_when_they_ret
             logs.get_logger("t").emit(record)
         metrics.get_meter("t").create_counter("orders").add(3, {"shop": "north"})
         metrics.force_flush()
-        run = store.runs.get(f"{root.get_span_context().trace_id:032x}")
+        run = store.runs.load(f"{root.get_span_context().trace_id:032x}")
         assert (run.status, run.agent) == ("ok", "shop")
         kinds = ("log", "metric")
         found = [each.event for each in store.engine.scan(store.space, EventQuery(kinds=kinds)).records]

@@ -59,7 +59,7 @@ def test_a_run_its_cost_and_its_timeline(store):
             pass
         run.message("assistant", "On page 3.", model="gpt-5", usage={"input": 1000, "output": 10})
     store.flush()
-    assert store.runs.get(run.id).status == "ok"
+    assert store.runs.load(run.id).status == "ok"
     report = store.cost.of_run(run.id)
     assert report.total.tokens == 1010
     assert report.total.amounts.keys() == {"USD"}

@@ -258,7 +258,7 @@ def test_runs_are_selected_by_their_start_and_sorted_by_what_they_took(client, s
     assert ids("sort=tokens&limit=2") == [run.id, "dear"]
     assert ids("sort=tokens&agent=coder") == ["dear", "free"]
     assert set(ids("sort=duration")) == {"dear", "free", run.id}
-    middle = store.runs.get("dear").started_at_us
+    middle = store.runs.load("dear").started_at_us
     assert ids(f"since_us={middle}") == ["free", "dear"]
     assert ids(f"until_us={middle}") == [run.id]
     assert client.get("/runs?sort=cost&cursor=1").status_code == 422

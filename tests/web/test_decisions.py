@@ -40,7 +40,7 @@ def test_the_link_of_an_alert_opens_the_question_which_is_answered_there(page, o
     question.get_by_role("textbox", name="Reason").fill("a typo")
     question.get_by_role("button", name="Approve edited").click()
     expect(question).to_contain_text("approved")
-    answered = aside(lambda: store.approvals.get(asked.id))
+    answered = aside(lambda: store.approvals.load(asked.id))
     assert (answered.arguments, answered.reason) == ({"order": "4711", "amount": 90}, "a typo")
 
 

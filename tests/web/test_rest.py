@@ -110,17 +110,17 @@ def test_a_task_is_paused_resumed_run_and_cancelled(page, own_store):
     expect(page.locator(".occurrences")).to_contain_text("ok")
     page.get_by_role("button", name="Pause").click()
     page.get_by_role("button", name="Resume").wait_for()
-    assert store.schedules.get(task.id).status == "paused"
+    assert store.schedules.load(task.id).status == "paused"
     page.get_by_role("button", name="Resume").click()
     page.get_by_role("button", name="Pause").wait_for()
-    assert store.schedules.get(task.id).status == "active"
+    assert store.schedules.load(task.id).status == "active"
     page.get_by_role("button", name="Run now").click()
     page.get_by_text("waiting for a worker").wait_for()
-    assert len(store.schedules.get(task.id).open_occurrences) == 1
+    assert len(store.schedules.load(task.id).open_occurrences) == 1
     page.get_by_role("button", name="Cancel", exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel the task").click()
     page.get_by_text("This task is not in the list").wait_for()
-    assert store.schedules.get(task.id).status == "cancelled"
+    assert store.schedules.load(task.id).status == "cancelled"
 
 
 def test_the_store_is_verified_and_garbage_collection_is_a_dry_run(page, own_store):

@@ -382,8 +382,10 @@ export interface Collection {
 export interface CompactionLine {
   id: string;
   created_at: string;
+  created_at_us: number;
   source: string;
   text: string;
+  messages: Json[];
   keeps: number;
   since: number;
   upto: number;
@@ -1385,6 +1387,7 @@ export interface RunLine {
   status: string;
   started_at: string;
   started_at_us: number;
+  ended_at: string | null;
   ended_at_us: number | null;
   duration_us: number | null;
   tokens: number;
@@ -1396,6 +1399,8 @@ export interface RunLine {
   archived?: boolean;
   tags: string[];
   meta: Record<string, Json>;
+  project_id: number | null;
+  parent: string | null;
 }
 
 /** Runs, newest first. A page may be short: continue as long as there is a cursor. */
@@ -1858,6 +1863,7 @@ export interface ThreadOverview {
   message_count: number;
   last_message: Said | null;
   note: string | null;
+  tags: string[];
   is_pending: boolean;
   is_damaged: boolean;
   tokens: number;
@@ -1876,6 +1882,8 @@ export interface TreeCost {
   tokens: number;
   cost: Money[];
   unpriced_tokens: number;
+  events: number;
+  errors: number;
 }
 
 /** A run with all its attempts (it was resumed by the later ones), and the runs that it started. */
@@ -1888,6 +1896,7 @@ export interface TreeLine {
   status: string;
   is_cancelled: boolean;
   is_over: boolean;
+  started_at: string;
   attempts: AttemptLine[];
   own: TreeCost;
   total: TreeCost;

@@ -165,7 +165,7 @@ class ToolEffects:
         """Whether a later call of the same kind is another one."""
         if effect_id in self._mine:
             return True
-        effect: Effect = self.effects.get(effect_id)
+        effect: Effect = self.effects.load(effect_id)
         return effect.is_finished and was_delivered(effect)
 
     def _first_free(self, base: str) -> int:
@@ -183,7 +183,7 @@ class ToolEffects:
         if effect_id in self._mine:
             return True
         try:
-            return self.effects.get(effect_id).id == effect_id
+            return self.effects.load(effect_id).id == effect_id
         except NotFound:
             return False
 

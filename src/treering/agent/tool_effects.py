@@ -191,7 +191,7 @@ class ToolEffects:
 
     def is_decided(self, effect_id: str) -> bool:
         """Whether somebody has decided about an effect meanwhile."""
-        return self._effects is not None and self._effects.get(effect_id).status != "unknown"
+        return self._effects is not None and self._effects.load(effect_id).status != "unknown"
 
     def question(self, effect: Effect) -> EffectSteps:
         """Return what a person has to know about an unknown effect, and what happened since."""

@@ -261,8 +261,15 @@ class Approvals:
             for ref in each_listed(self._engine, self._space, query):
                 yield self._decided(self._ballots.from_ref(ref))
 
-    def get(self, approval: str) -> Approval:
-        """Return a question by its id or the unique beginning of one. Raises `NotFound`."""
+    def get(self, approval: str) -> Approval | None:
+        """Return what `load` returns, or ``None`` if there is no such question."""
+        try:
+            return self.load(approval)
+        except NotFound:
+            return None
+
+    def load(self, approval: str) -> Approval:
+        """Return a question by its id or the unique beginning of one; raise `NotFound` if there is none."""
         ballot, asked = self._find(approval)
         if asked is not None:
             return self._approval(asked, ballot)
@@ -270,7 +277,7 @@ class Approvals:
 
     def changes(self, approval: str) -> Sequence[FileChange]:
         """Return what changed in the files since the run began that asks."""
-        found = self.get(approval)
+        found = self.load(approval)
         checkpoint = found.checkpoint_id if found.thread_id == found.waits_in else None
         thread: Thread = self._threads.thread(found.thread_id, found.namespace)
         if checkpoint is None:
@@ -366,7 +373,7 @@ class Approvals:
             reason=reason,
             revision=revision,
         )
-        return self.get(ballot.id)
+        return self.load(ballot.id)
 
     def cancel(
         self, runs: Sequence[RunInfo], *, by: str | None = None, reason: str | None = None
@@ -384,7 +391,7 @@ class Approvals:
             if run_id is None and (about, asked.namespace) in threads:
                 run_id, _ = self._asker(question, about, asked.namespace)
             if run_id in ids and self._cancelled(asked, by, reason):
-                closed.append(self.get(asked.id))
+                closed.append(self.load(asked.id))
         return closed
 
     def wait(self, approval: str, *, seconds: float | None = None) -> Approval:
@@ -392,7 +399,7 @@ class Approvals:
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
             seq = self._engine.wait(self._space, 0, seconds=0)
-            found = self.get(approval)
+            found = self.load(approval)
             if found.is_open and found.due_at_us is None and found.policy.seconds is not None:
                 found = self._expired(found)
             if not found.is_open:
@@ -542,7 +549,7 @@ class Approvals:
         from treering.effects.effects import Effects
 
         with suppress(NotFound):
-            return Effects(self._engine, self._space, clock=self._clock).get(effect).status != "unknown"
+            return Effects(self._engine, self._space, clock=self._clock).load(effect).status != "unknown"
         return False
 
     def _find(self, approval: str) -> tuple[Ballot, Asked | None]:
@@ -586,7 +593,7 @@ class Approvals:
     def _expired(self, approval: Approval) -> Approval:
         with suppress(Conflict, Forbidden):  # a program that may not answer leaves it to the server
             self._threads.thread(approval.waits_in, approval.namespace).expire()
-        return self.get(approval.id)
+        return self.load(approval.id)
 
     def _approval(self, asked: Asked, ballot: Ballot) -> Approval:
         return self._of(

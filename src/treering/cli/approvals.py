@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from treering.cli.console import as_json as json_text
-from treering.cli.console import clean, limited, one_line, plain, rows, say, show, status_text, when
+from treering.cli.console import clean, counted, limited, one_line, plain, rows, say, show, status_text, when
 from treering.cli.options import Commands, JsonOption, LimitOption, StorePlace, load_object, takes_store
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def show_approval(approval: ApprovalArgument, *, place: StorePlace, as_json: Jso
         treering approvals show 63593344
     """
     with place.existing() as opened:
-        found = opened.approvals.get(approval)
+        found = opened.approvals.load(approval)
         files = list(opened.approvals.changes(found.id))
     facts = {
         "status": found.status + (", escalated" if found.is_escalated and found.is_open else ""),
@@ -114,7 +114,7 @@ def show_approval(approval: ApprovalArgument, *, place: StorePlace, as_json: Jso
         "asked": when(found.asked_at),
         "until": f"{when(found.due_at)}, then {found.policy.then}" if found.due_at else "",
         "for": ", ".join(found.who),
-        "needs": f"{found.policy.quorum} votes" if found.policy.quorum > 1 else "",
+        "needs": f"{counted(found.policy.quorum, 'votes')}" if found.policy.quorum > 1 else "",
         "cost": ", ".join(f"{nanos / 1e9:.4f} {currency}" for currency, nanos in found.cost_nanos.items()),
         "effect": found.effect_id or "",
     }
@@ -350,7 +350,7 @@ def _answer(
             approval, decision, by=by or getpass.getuser(), reason=reason, value=value
         )
     if found.is_open:
-        line = f"{found.id}: {len(found.agreed)} of {found.policy.quorum} votes"
+        line = f"{found.id}: {len(found.agreed)} of {counted(found.policy.quorum, 'votes')}"
     else:
         line = f"{found.id}: {found.status}; thread {clean(found.waits_in)} can go on"
     show(_approval(found), [line], as_json=as_json)
@@ -364,10 +364,8 @@ def _question(approval: Approval) -> str:
 
 def _approval(approval: Approval) -> dict[str, Any]:
     return {
-        **plain(approval),
-        "asked_at": approval.asked_at.isoformat(),
-        "due_at": approval.due_at and approval.due_at.isoformat(),
-        "answered_at": approval.answered_at and approval.answered_at.isoformat(),
+        "approval": plain(approval),
+        "revision": approval.revision,
         "decided_by": list(approval.decided_by),
         "reason": approval.reason,
         "arguments": plain(approval.arguments),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from treering.cli.console import clean, limited, plain, rows, show, text_of, when
+from treering.cli.console import clean, counted, limited, plain, rows, show, text_of, when
 from treering.cli.options import Commands, JsonOption, LimitOption, StorePlace, takes_store
 from treering.errors import InvalidInput
 
@@ -246,7 +246,8 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _seal_lines(done: Seal, places: list[str]) -> Iterator[str]:
-    yield f"Seal {done.number}: {done.commits:,} commits, {'signed' if done.signature else 'not signed'}"
+    signed = "signed" if done.signature else "not signed"
+    yield f"Seal {done.number}: {counted(done.commits, 'commits')}, {signed}"
     yield f"hash {done.hash}"
     for each in places:
         yield f"published to {clean(each)}"
@@ -255,8 +256,10 @@ def _seal_lines(done: Seal, places: list[str]) -> Iterator[str]:
 
 
 def _report_lines(report: AuditReport, *, has_seals: bool) -> Iterator[str]:
-    counted = f"{report.seals:,} seals, {report.commits:,} commits, {report.erased:,} erased rows"
-    yield ("As sealed: " if report.ok else "NOT as sealed: ") + counted
+    figures = {"seals": report.seals, "commits": report.commits, "erased rows": report.erased}
+    yield ("As sealed: " if report.ok else "NOT as sealed: ") + ", ".join(
+        counted(number, name) for name, number in figures.items()
+    )
     different = [each for each in report.findings if each.kind != "erased"]
     lines = [f"{each.kind}: {clean(each.what)}: {clean(each.detail)}" for each in different]
     lines += [f"{each.kind}: {clean(each.where)}: {clean(each.detail)}" for each in report.problems]
@@ -264,6 +267,6 @@ def _report_lines(report: AuditReport, *, has_seals: bool) -> Iterator[str]:
     if len(lines) > _SHOWN:
         yield f"... and {len(lines) - _SHOWN:,} more"
     if report.unsealed:
-        yield f"{report.unsealed:,} commits came after the last of these seals."
+        yield f"{counted(report.unsealed, 'commits')} came after the last of these seals."
     if not has_seals:
         yield "Without --against, this says nothing about an operator who rewrote the seals too."

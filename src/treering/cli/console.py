@@ -189,8 +189,15 @@ def size(count: int) -> str:
 
 def counts(numbers: dict[str, int]) -> str:
     """Format several counts in one line, leaving out zeros."""
-    parts = [f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items() if number]
+    parts = [counted(number, name.replace("_", " ")) for name, number in numbers.items() if number]
     return ", ".join(parts) or "nothing"
+
+
+def counted(number: int, plural: str) -> str:
+    """Format a number with its noun, given in the plural: ``1 thread``, ``1,200 threads``."""
+    from treering.core import text
+
+    return text.counted(number, plural)
 
 
 def warn_of_secrets(secrets: Sequence[FoundSecret]) -> None:
@@ -282,6 +289,20 @@ def said_value(value: Any, limit: int = _LINE) -> str:
     return clean(preview_of(messages[-1], limit) if messages else preview_value(value, limit))
 
 
+def gist(message: Any) -> dict[str, str] | None:
+    """Return who says a message, and the beginning of what it says, for JSON; ``None`` for no message."""
+    from treering.runs.messages import preview, read_message
+
+    return None if message is None else {"role": read_message(message).role, "text": preview(message)}
+
+
+def money(nanos: dict[str, int]) -> list[dict[str, Any]]:
+    """Return nano-units by currency as amounts, for JSON."""
+    from treering.runs.money import from_nanos
+
+    return [{"currency": each, "amount": float(from_nanos(nanos[each]))} for each in sorted(nanos)]
+
+
 def when(time: str | int | datetime) -> str:
     """Format a time for people, to the second, in the local time zone and with its name.
 
@@ -330,18 +351,19 @@ def _moment(time: str | int | datetime) -> datetime | None:
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
-def summary(checkpoint: CheckpointRecord) -> dict[str, Any]:
-    """Return a checkpoint without its content, for JSON."""
+def summary(checkpoint: CheckpointRecord, last_message: Any = None) -> dict[str, Any]:
+    """Return a checkpoint without its content, for JSON, given its last message."""
     return {
         "id": checkpoint.id,
-        "thread_id": checkpoint.thread,
+        "thread": checkpoint.thread,
         "namespace": checkpoint.namespace,
-        "parent_id": checkpoint.parent,
+        "parent": checkpoint.parent,
         "step": checkpoint.step,
         "created_at": checkpoint.created_at.isoformat(),
         "note": checkpoint.note,
         "tags": list(checkpoint.tags),
         "message_count": checkpoint.message_count,
+        "last_message": gist(last_message),
         "pending_interrupt": raw(checkpoint.pending_interrupt),
         "metadata": raw(checkpoint.metadata),
         "snapshot": checkpoint.snapshot,
@@ -382,7 +404,7 @@ class Progress:
             self._task,
             completed=completed,
             total=None if whole is None else max(completed or 0, whole),
-            items=_items(done, total),
+            items=_items(done, total) if done or total else "",
             bytes=bytes,
             total_bytes=total_bytes,
             **({} if phase is None else {"description": phase}),

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from treering.cli.console import clean, rows, show, size
+from treering.cli.console import clean, counted, rows, show, size
 from treering.cli.options import JsonOption, StorePlace, takes_store
 from treering.plugins import GROUPS, plugins
 
@@ -124,7 +124,7 @@ def _check_store(place: StorePlace, located: StoreLocation, *, verify: bool) -> 
     try:
         with place.open() as store:
             spaces = user_spaces(store.engine)
-            detail = f"opened; {len(spaces)} namespaces: {', '.join(spaces[:20]) or 'none yet'}"
+            detail = f"opened; {counted(len(spaces), 'namespaces')}: {', '.join(spaces[:20]) or 'none yet'}"
             yield Finding(what="reachable", status="ok", detail=detail)
             if verify:
                 yield from check_contents(store, spaces)
@@ -328,9 +328,8 @@ def check_contents(store: Store, spaces: list[str]) -> Iterator[Finding]:
         result = verify(store.engine, space, read_content=False)
         checked = result.checked
         if result.ok:
-            detail = (
-                f"{checked.events:,} events, {checked.refs:,} refs and {checked.items:,} items are intact"
-            )
+            events, refs = counted(checked.events, "events"), counted(checked.refs, "refs")
+            detail = f"{events}, {refs} and {counted(checked.items, 'items')} are intact"
         else:
             first = result.problems[0]
             count = len(result.problems) + result.more

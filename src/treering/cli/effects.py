@@ -110,7 +110,7 @@ def show_effect(
         treering effects show eff_01k9 --workspace .
     """
     with place.existing() as opened:
-        effect = opened.effects.get(effect_id)
+        effect = opened.effects.load(effect_id)
         changes = opened.effects.changes(effect.id, workspace=workspace)
     facts = {
         "tool": effect.tool,
@@ -226,4 +226,4 @@ def _decided(effect: Effect, outcome: str, *, as_json: bool) -> None:
 
 
 def _effect(effect: Effect) -> dict[str, Any]:
-    return {**plain(effect), "key": effect.key}
+    return {"effect": plain(effect), "key": effect.key}

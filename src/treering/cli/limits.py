@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from treering.cli.console import clean, each_of, limited, plain, rows, say, show, status_text, when
+from treering.cli.console import clean, counted, each_of, limited, plain, rows, say, show, status_text, when
 from treering.cli.options import (
     Commands,
     JsonOption,
@@ -15,6 +15,9 @@ from treering.cli.options import (
     UserNamespaceOption,
     takes_store,
 )
+
+if TYPE_CHECKING:
+    from treering.limits.budgets import BudgetUsage, SharedBudget
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name.")]
 OnlyAgentOption = Annotated[
@@ -56,7 +59,7 @@ def list_budgets(
     table = [("BUDGET", "PER", "EVERY", "AGENT", "LIMITS", "ACTION", "USED")]
     for budget in budgets:
         limits = [f"{budget.money.normalize():f} {budget.currency}"] if budget.money is not None else []
-        limits += [f"{budget.tokens:,} tokens"] if budget.tokens is not None else []
+        limits += [f"{counted(budget.tokens, 'tokens')}"] if budget.tokens is not None else []
         limits += [f"{budget.tool_calls:,} tool calls"] if budget.tool_calls is not None else []
         used = usage.get(budget.name)
         table.append(
@@ -70,10 +73,19 @@ def list_budgets(
                 "" if used is None else f"{used.share:.0%}",
             )
         )
-    values = [
-        {**plain(each), "share": usage[each.name].share if each.name in usage else None} for each in budgets
-    ]
+    values = [_budget(each, usage.get(each.name)) for each in budgets]
     show(values, rows(table) if budgets else ["no budgets"], as_json=as_json)
+
+
+def _budget(budget: SharedBudget, used: BudgetUsage | None) -> dict[str, Any]:
+    return {
+        "budget": plain(budget),
+        "key": None if used is None else used.key,
+        "used": {} if used is None else used.used,
+        "reserved": {} if used is None else used.reserved,
+        "share": None if used is None else used.share,
+        "is_used_up": used is not None and used.is_used_up,
+    }
 
 
 @budgets.command("set")

@@ -14,7 +14,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 
-from treering.cli.console import clean, clean_json, counts, limited, progress, rows, say, show, size, when
+from treering.cli.console import (
+    clean,
+    clean_json,
+    counted,
+    counts,
+    limited,
+    progress,
+    rows,
+    say,
+    show,
+    size,
+    when,
+)
 from treering.cli.options import (
     AllOption,
     JsonOption,
@@ -106,7 +118,7 @@ def verify(
 
             def on_progress(checked: Checked) -> None:
                 done = checked.objects + checked.items + checked.events + checked.refs
-                bar.update(done, total)
+                bar.update(done, total, bytes=checked.bytes)
 
             return one.verify(since=after, processes=processes, on_progress=on_progress)
 
@@ -458,10 +470,10 @@ def reindex(
     """
 
     def rebuild(one: Store) -> dict[str, bool]:
-        one.reindex()
+        one.reindex(on_progress=lambda at: bar.update(at.done, at.total, phase=f"rebuilding {at.what}"))
         return {"reindexed": True}
 
-    with place.existing(every=every) as opened, progress("rebuilding"):
+    with place.existing(every=every) as opened, progress("rebuilding") as bar:
         results = _each(opened, rebuild, every=every)
     _show(results, lambda _: ["rebuilt roll-ups and search index"], every=every, as_json=as_json)
 
@@ -557,7 +569,12 @@ def backup(
     with StorePlace(store, store_blobs).existing(every=True) as opened, progress("backing up") as bar:
 
         def on_progress(state: CopyProgress) -> None:
-            bar.update(state.rows, state.of_rows, bytes=state.bytes)
+            if state.of_bytes is not None:
+                bar.update(0, None, bytes=state.bytes, total_bytes=state.of_bytes, phase=state.phase)
+            elif state.phase == "verifying":
+                bar.update(state.rows, state.of_rows, phase=state.phase)
+            else:
+                bar.update(state.rows, state.of_rows, bytes=state.bytes)
 
         report = opened.backup(path, on_progress=on_progress)
     held = counts({"spaces": len(report.spaces), "events": report.events, "objects": report.objects})
@@ -635,7 +652,7 @@ def _collection_lines(result: Collection) -> list[str]:
 
 def _copy_lines(result: CopyReport) -> list[str]:
     how = "resumed an earlier copy: " if result.resumed else ""
-    sent = f"{how}{result.rows:,} rows, {size(result.bytes)}; complete up to {result.last_seq}"
+    sent = f"{how}{counted(result.rows, 'rows')}, {size(result.bytes)}; complete up to {result.last_seq}"
     return [f"{result.source} -> {result.target}: {sent}"]
 
 
@@ -653,17 +670,18 @@ def _stats_lines(result: Stats) -> list[str]:
 def _forgotten_lines(done: ForgetResult) -> list[str]:
     verb = "would drop" if done.dry_run else "dropped"
     return [
-        f"{verb} {len(done.dropped):,} checkpoints, keep {done.kept:,}",
+        f"{verb} {counted(len(done.dropped), 'checkpoints')}, keep {done.kept:,}",
         *(f"  {each.id}  {when(each.timestamp)}  {each.tag}" for each in done.dropped),
     ]
 
 
 def _pruned_lines(done: PruneResult) -> list[str]:
     would = "would " if done.dry_run else ""
-    lines = [f"{would}delete {done.deleted:,} packs ({size(done.freed_bytes)})"]
+    lines = [f"{would}delete {counted(done.deleted, 'packs')} ({size(done.freed_bytes)})"]
     if done.waiting:
         lines.append(
-            f"{would}drop {done.waiting:,} packs ({size(done.waiting_bytes)}) to delete by a later gc"
+            f"{would}drop {counted(done.waiting, 'packs')} ({size(done.waiting_bytes)}) "
+            "to delete by a later gc"
         )
     if done.copied_bytes:
         lines.append(f"{would}copy {size(done.copied_bytes)} of objects still needed")
@@ -730,8 +748,9 @@ def move_project(
     with place.existing() as opened:
         report = opened.move_project(url)
     line = (
-        f"{report.project}: {report.source} -> {report.target}: {report.rows:,} rows, {size(report.bytes)} "
-        f"in {report.seconds:.1f} s; writers waited {report.pause_seconds:.2f} s"
+        f"{report.project}: {report.source} -> {report.target}: "
+        f"{counted(report.rows, 'rows')}, {size(report.bytes)} in {report.seconds:.1f} s; "
+        f"writers waited {report.pause_seconds:.2f} s"
     )
     show(report, [line], as_json=as_json)
 

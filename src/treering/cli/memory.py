@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from treering.cli.console import clean, counts, limited, progress, rows, say, show
+from treering.cli.console import clean, counted, counts, limited, plain, progress, rows, say, show
 from treering.cli.options import (
     Commands,
     JsonOption,
@@ -181,7 +181,10 @@ def search(
     data = {
         "ranked": found.ranked,
         "note": found.note,
-        "hits": [{"score": hit.score, "namespace": hit.namespace} | _to_dict(hit.document) for hit in found],
+        "hits": [
+            {"document": _to_dict(hit.document), "score": hit.score, "namespace": hit.namespace}
+            for hit in found
+        ],
     }
     lines = [
         f"{hit.score:8.3f}  {clean(f'{hit.namespace}: ' if hit.namespace and everywhere else '')}"
@@ -206,7 +209,7 @@ def embed(
     embedder = _embedder()
     with place.existing() as opened, progress("embedding"):
         count = _memory(opened, user_namespace).with_embedder(embedder).embed()
-    show({"embedded": count}, [f"{count:,} vectors created"], as_json=as_json)
+    show({"embedded": count}, [f"{counted(count, 'vectors')} created"], as_json=as_json)
 
 
 @takes_store
@@ -231,13 +234,7 @@ def history(
     if not versions:
         raise NotFound(f"memory {id!r} not found. List documents with: treering memory list")
     data = [
-        {
-            "version": each.version,
-            "operation": each.operation,
-            "changed_at": each.changed_at.isoformat(),
-            "provenance": each.provenance,
-            "document": None if each.document is None else _to_dict(each.document),
-        }
+        {**plain(each), "document": None if each.document is None else _to_dict(each.document)}
         for each in versions
     ]
     table = [["version", "changed", "operation", "content"]]
@@ -362,7 +359,7 @@ def context(
             auto_load=not everything, max_documents=max_documents, max_tokens=max_tokens
         )
     for each in loaded.omitted:
-        say(f"note: {clean(each.id)} was omitted ({each.reason}, about {each.tokens} tokens)")
+        say(f"note: {clean(each.id)} was omitted ({each.reason}, about {counted(each.tokens, 'tokens')})")
     data: dict[str, Any] = {
         "text": loaded.text,
         "tokens": loaded.tokens,

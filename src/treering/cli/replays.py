@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from treering.cli.console import clean, limited, one_line, plain, rows, say, show, size, text_of
+from treering.cli.console import clean, counted, limited, one_line, plain, rows, say, show, size, text_of
 from treering.cli.options import Commands, JsonOption, LimitOption, StorePlace, takes_store
 from treering.cli.runs import RunArgument, run_id
 
@@ -157,7 +157,7 @@ def _lines_of_added(test: RecordedTest) -> list[str]:
     lines = [f"{clean(str(test.path))}: {_summary(test)}, {size(test.size)}"]
     if test.secrets:
         found = ", ".join(sorted({*test.secrets}))
-        lines.append(f"{len(test.secrets)} secrets were replaced: {found}")
+        lines.append(f"{counted(len(test.secrets), 'secrets')} replaced: {found}")
     agent = "" if test.entry else ", agent=my_agent"
     tools = "[" + ", ".join(f'"{clean(each)}"' for each in test.tools) + "]"
     return [
@@ -171,11 +171,11 @@ def _lines_of_added(test: RecordedTest) -> list[str]:
 
 def _summary(test: RecordedTest) -> str:
     models = sum(each.kind != "tool" for each in test.steps)
-    parts = [f"{len(test.steps)} steps ({models} of models, {len(test.tools)} of tools)"]
+    parts = [f"{counted(len(test.steps), 'steps')} ({models} of models, {len(test.tools)} of tools)"]
     if test.files:
-        parts.append(f"{len(test.files)} files")
+        parts.append(counted(len(test.files), "files"))
     if test.messages:
-        parts.append(f"{len(test.messages)} messages before")
+        parts.append(f"{counted(len(test.messages), 'messages')} before")
     if test.memory:
         parts.append(f"{len(test.memory)} memories")
     return ", ".join(parts)
@@ -380,7 +380,7 @@ def _step_lines(view: StepView) -> list[str]:
     step = view.step
     name = f" {clean(step.name)}" if step.name else ""
     lines = [f"step {step.number}: {step.role or step.type}{name} {step.status or ''}".rstrip()]
-    lines.append(f"  so far       {step.tokens_so_far:,} tokens, {_amounts(step) or 'no cost'}")
+    lines.append(f"  so far       {counted(step.tokens_so_far, 'tokens')}, {_amounts(step) or 'no cost'}")
     if view.error:
         lines.append(f"  error        {clean(one_line(view.error, 200))}")
     for label, value in (("input", view.input_value), ("output", view.output_value)):

@@ -17,9 +17,11 @@ from treering.cli.console import (
     clean,
     clean_json,
     clock_time,
+    counted,
     dim,
     each_of,
     limited,
+    money,
     one_line,
     plain,
     raw,
@@ -43,9 +45,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from treering.runs.compare import ComparedStep, Divergence, RunFigures
-    from treering.runs.cost import CostReport
+    from treering.runs.cost import Cost, CostReport
     from treering.runs.follow import LiveEvent
-    from treering.runs.listing import RunPreview
+    from treering.runs.listing import RunPreview, Runs
     from treering.runs.performance import Percentiles, PerformanceRow
     from treering.runs.replay import ReplayStep
     from treering.runs.run import RunInfo
@@ -104,6 +106,7 @@ def runs(
         infos = limited(listing.each(agent=agent, status=status, tag=tag), limit)
         costs = {info.id: opened.cost.of_run(info.id).total for info in infos}
         previews = listing.previews(infos)
+        values = run_values(opened, listing, infos) if as_json else []
     ids = short_ids(info.id for info in infos)
     table = [("RUN", "AGENT", "STATUS", "STARTED", "TOOK", "TOKENS", "COST", "THREAD", "SAID")]
     table += [
@@ -120,10 +123,59 @@ def runs(
         )
         for info in infos
     ]
-    values = [
-        {**plain(info), "cost": plain(costs[info.id]), "preview": plain(previews[info.id])} for info in infos
-    ]
     show(values, rows(table) if infos else ["no runs"], as_json=as_json)
+
+
+def run_values(opened: Store, listing: Runs, infos: Sequence[RunInfo]) -> list[dict[str, Any]]:
+    """Return runs for JSON, each with what it was asked, what came of it, and its cost."""
+    from treering.threads.directory import saved_threads
+
+    previews = listing.previews(infos)
+    saved = saved_threads(opened.engine, opened.space, {(each.thread, each.namespace) for each in infos})
+    values: list[dict[str, Any]] = []
+    for info in infos:
+        total = opened.cost.of_run(info.id, by="kind").total
+        values.append(
+            {
+                **{name: value for name, value in plain(info).items() if name != "recorders"},
+                "duration_us": info.duration_us,
+                "has_thread": (info.thread, info.namespace) in saved,
+                **plain(previews[info.id]),
+                **_cost(total),
+            }
+        )
+    return values
+
+
+def _cost(cost: Cost) -> dict[str, Any]:
+    """Return a cost for JSON."""
+    return {
+        "tokens": cost.tokens,
+        "usage": plain(cost.usage),
+        "cost": money(cost.nanos),
+        "unpriced_tokens": cost.unpriced_tokens,
+        "events": cost.events,
+        "errors": cost.errors,
+    }
+
+
+def _part(cost: Cost, by: str) -> dict[str, Any]:
+    """Return a row of a report for JSON."""
+    return {
+        "key": _key(cost, by),
+        **_cost(cost),
+        "unpriced_events": cost.unpriced_events,
+        "unconverted": money(cost.unconverted),
+        "rates": plain(cost.rates),
+    }
+
+
+def _key(cost: Cost, by: str) -> str | None:
+    from treering.core.clock import DAY_US, to_iso
+
+    if by == "day" and isinstance(cost.key, int):
+        return to_iso(cost.key * DAY_US)[:10]
+    return None if cost.key is None else str(cost.key)
 
 
 def _gist(found: RunPreview) -> str:
@@ -242,7 +294,7 @@ def timeline(
         if run is None:
             read = partial(opened.timeline.of_thread, thread or "", namespace=user_namespace)
         else:
-            info = opened.runs.get(run_id(opened, run))
+            info = opened.runs.load(run_id(opened, run))
             read, start_us = partial(opened.timeline.of_run, info.id), info.started_at_us
         pages = each_of(partial(read, everything=everything, filter=timeline_filter))
         events = limited((event for page in pages for event in page.events), limit)
@@ -348,7 +400,7 @@ def search(
             show(plain(everything), lines, as_json=as_json)
             _warn(everything)
             return
-        run = None if run is None else opened.runs.get(run_id(opened, run)).id
+        run = None if run is None else opened.runs.load(run_id(opened, run)).id
         found = opened.timeline.search(text, run=run, agent=agent, kind=kind, limit=limit)
     show(plain(found), _hits(found.hits), as_json=as_json)
     if not found.hits:
@@ -489,7 +541,6 @@ def cost(
         treering cost --by day --days 7
         treering cost --by model --run last --currency EUR
     """
-    from treering.core.clock import DAY_US, to_iso
     from treering.runs.cost import format_cost
 
     with place.existing() as opened:
@@ -497,13 +548,12 @@ def cost(
     table = [(by.upper(), "TOKENS", "COST", "EVENTS", "ERRORS")]
     parts = limited(report.parts, limit)
     for part in (*parts, report.total):
-        key = part.key
-        name = to_iso(key * DAY_US)[:10] if by == "day" and isinstance(key, int) else str(key or "-")
-        shown = "total" if part is report.total else clean(name)
+        shown = "total" if part is report.total else clean(_key(part, by) or "-")
         table.append((shown, f"{part.tokens:,}", format_cost(part), str(part.events), str(part.errors)))
-    show({**plain(report), "parts": plain(parts)}, rows(table), as_json=as_json)
+    values = {"total": _part(report.total, by), "parts": [_part(each, by) for each in parts]}
+    show(values, rows(table), as_json=as_json)
     if report.total.unpriced_tokens:
-        say(f"?: {report.total.unpriced_tokens:,} tokens without a price are not included")
+        say(f"?: {counted(report.total.unpriced_tokens, 'tokens')} without a price are not included")
     for rate in report.total.rates:
         say(f"1 {rate.currency} = {rate.rate:.4f} {rate.into} on {rate.date}")
 
@@ -582,7 +632,7 @@ def _cost_report(opened: Any, by: str, run: str | None, days: int | None, curren
             raise InvalidInput(
                 "--run cannot be combined with --days, and groups by agent, model or kind only"
             )
-        return costs.of_run(opened.runs.get(run_id(opened, run)).id, by=by)
+        return costs.of_run(opened.runs.load(run_id(opened, run)).id, by=by)
     if by in groups:
         return groups[by](since_day=since_day)
     return costs.of_days(by=by, since_day=since_day)
@@ -636,7 +686,7 @@ def _id_if_known(store: Any, run: str) -> str:
     from treering.errors import NotFound
 
     try:
-        return store.runs.get(run_id(store, run)).id
+        return store.runs.load(run_id(store, run)).id
     except NotFound:
         return run
 
@@ -681,10 +731,19 @@ def _describe_step(step: ComparedStep | None) -> str:
 def _step_to_json(step: ReplayStep) -> str:
     import msgspec
 
-    fields = {"offset_us": step.offset_us, "wait_us": step.wait_us, "label": step.label, "chunk": step.chunk}
-    return clean_json(
-        msgspec.json.encode({**fields, "event": plain(step.event), "content": raw(step.content)})
-    )
+    event = plain(step.event)
+    fields = {
+        "offset_us": step.offset_us,
+        "wait_us": step.wait_us,
+        "type": event["type"],
+        "label": step.label,
+        "agent": event["agent"],
+        "ref": event["ref"],
+        "meta": event["meta"],
+        "chunk": step.chunk,
+        "content": raw(step.content),
+    }
+    return clean_json(msgspec.json.encode(fields))
 
 
 def _event_to_plain(event: LiveEvent | TimelineEvent) -> Any:
@@ -770,7 +829,7 @@ def _totals(event: LiveEvent) -> str:
     if event.duration_us is not None:
         totals.append(f"{event.duration_us / 1e6:.2f}s")
     if event.usage is not None:
-        totals.append(f"{event.usage.total:,} tokens")
+        totals.append(f"{counted(event.usage.total, 'tokens')}")
     if event.cost is not None:
         totals.append(f"{event.cost.rstrip('0').rstrip('.') or '0'} {event.currency}")
     return ", ".join(totals)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from treering.cli.console import clean, limited, rows, say, show, size, when
+from treering.cli.console import clean, counted, limited, rows, say, show, size, when
 from treering.cli.options import (
     JsonOption,
     LimitOption,
@@ -330,4 +330,4 @@ def _print_result(done: RunResult) -> None:
         say(f"warning: {done.warning}")
     if done.checkpoint is not None:
         kept = done.checkpoint
-        say(f"checkpoint {kept.id} ({kept.files or 0:,} files, {size(kept.size_bytes or 0)})")
+        say(f"checkpoint {kept.id} ({counted(kept.files or 0, 'files')}, {size(kept.size_bytes or 0)})")

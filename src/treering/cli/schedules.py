@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from treering.cli.console import as_json as json_text
-from treering.cli.console import clean, limited, one_line, raw, rows, say, show, status_text, when
+from treering.cli.console import clean, limited, one_line, plain, raw, rows, say, show, status_text, when
 from treering.cli.options import (
     Commands,
     JsonOption,
@@ -26,6 +26,7 @@ from treering.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from treering.schedules.schedules import Schedules
     from treering.schedules.tasks import Occurrence, OccurrenceReport, Task
 
 
@@ -75,6 +76,7 @@ def list_tasks(
             schedules.task_page(all=all, first=limit + 1).tasks if limit else schedules.list_tasks(all=all)
         )
         tasks = limited(known, limit)
+        values = [_task(schedules, task) for task in tasks] if as_json else []
     table = [("id", "when", "next run", "last run", "status", "prompt")]
     table += [
         (
@@ -87,7 +89,7 @@ def list_tasks(
         )
         for task in tasks
     ]
-    show([_task(task) for task in tasks], rows(table), as_json=as_json)
+    show(values, rows(table), as_json=as_json)
 
 
 @takes_store
@@ -135,7 +137,8 @@ def add(
         raise InvalidInput("give exactly one of --cron, --every and --at")
     ((kind, value),) = given
     with place.existing() as opened:
-        task = opened.schedules.in_namespace(user_namespace).schedule_task(
+        schedules = opened.schedules.in_namespace(user_namespace)
+        task = schedules.schedule_task(
             prompt,
             kind,
             value,
@@ -145,8 +148,9 @@ def add(
             catch_up=catch_up,  # pyright: ignore[reportArgumentType] - validated there
             overlap=overlap,  # pyright: ignore[reportArgumentType] - validated there
         )
+        value = _task(schedules, task)
     line = f"{task.id}  {task.timing.describe()}, next {when(task.next_run or '-')}"
-    show(_task(task), [clean(line)], as_json=as_json)
+    show(value, [clean(line)], as_json=as_json)
 
 
 @takes_store
@@ -163,7 +167,9 @@ def show_task(
         treering schedules show task_01k9
     """
     with place.existing() as opened:
-        task = opened.schedules.in_namespace(user_namespace).get(task_id)
+        schedules = opened.schedules.in_namespace(user_namespace)
+        task = schedules.load(task_id)
+        value = _task(schedules, task)
     facts = {
         "when": task.timing.describe(),
         "status": task.status,
@@ -177,7 +183,7 @@ def show_task(
         "prompt": task.prompt,
     }
     lines = [f"{name:<10}  {clean(fact)}" for name, fact in facts.items()]
-    show(_task(task), [typer.style(task.id, bold=True), *lines], as_json=as_json)
+    show(value, [typer.style(task.id, bold=True), *lines], as_json=as_json)
 
 
 @takes_store
@@ -248,27 +254,15 @@ def _verb(verb: Verb, outcome: str) -> Any:
         as_json: JsonOption = False,
     ) -> None:
         with place.existing() as opened:
-            task = getattr(opened.schedules.in_namespace(user_namespace), verb)(task_id)
-        show(_task(task), [f"{clean(task.id)} {outcome}"], as_json=as_json)
+            schedules = opened.schedules.in_namespace(user_namespace)
+            value = _task(schedules, task := getattr(schedules, verb)(task_id))
+        show(value, [f"{clean(task.id)} {outcome}"], as_json=as_json)
 
     return command
 
 
-def _task(task: Task) -> dict[str, Any]:
-    import msgspec
-
-    return {
-        **task.to_dict(),
-        "tz": task.tz,
-        "status": task.status,
-        "next_run": task.next_run and task.next_run.isoformat(),
-        "runs": task.runs,
-        "open_occurrences": msgspec.to_builtins(task.open_occurrences),
-        "catch_up": task.policy.catch_up,
-        "overlap": task.policy.overlap,
-        "thread_id": task.thread_id,
-        "metadata": raw(task.metadata),
-    }
+def _task(schedules: Schedules, task: Task) -> dict[str, Any]:
+    return {"task": plain(task), "next": [each.isoformat() for each in schedules.preview(task.id, 3)]}
 
 
 def _outcome(report: OccurrenceReport) -> str:
@@ -278,13 +272,7 @@ def _outcome(report: OccurrenceReport) -> str:
 
 
 def _report(report: OccurrenceReport) -> dict[str, Any]:
-    import msgspec
-
-    return {
-        **msgspec.structs.asdict(report),
-        "scheduled_at": report.scheduled_at.isoformat(),
-        "result": raw(report.result),
-    }
+    return {**plain(report), "result": raw(report.result)}
 
 
 @takes_store

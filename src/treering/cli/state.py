@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from treering.cli.console import as_json as json_text
-from treering.cli.console import clean, limited, one_line, raw, rows, show, when
+from treering.cli.console import clean, limited, one_line, plain, raw, rows, show, when
 from treering.cli.options import (
     Commands,
     JsonOption,
@@ -176,15 +176,7 @@ def history(
     """
     with place.existing() as opened:
         changes = limited(opened.state.in_namespace(user_namespace).history(key), limit)
-    data = [
-        {
-            "operation": each.operation,
-            "version": each.version,
-            "changed_at": each.changed_at.isoformat(),
-            "value": raw(each.value),
-        }
-        for each in changes
-    ]
+    data = [{**plain(each), "value": raw(each.value)} for each in changes]
     table = [("version", "changed", "operation", "value")]
     table += [
         (
@@ -227,7 +219,7 @@ def _entry(entry: StateEntry) -> dict[str, Any]:
 
 
 def _plain(entry: StateEntry) -> dict[str, Any]:
-    return {"key": entry.key, "version": entry.version, "changed_at": entry.changed_at.isoformat()}
+    return {name: value for name, value in plain(entry).items() if name != "value"}
 
 
 def _value(text: str) -> Any:

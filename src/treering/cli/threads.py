@@ -18,10 +18,13 @@ import typer
 from treering.cli.console import (
     as_json,
     clean,
+    counted,
     dim,
+    gist,
     is_terminal,
     limited,
     lines_of,
+    money,
     one_line,
     pasteable,
     plain,
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
     from treering.store import Store
     from treering.threads.checkpoint import Checkpoint, CheckpointRecord
     from treering.threads.diff import Difference
-    from treering.threads.directory import Finder, ThreadSummary
+    from treering.threads.directory import Finder, ThreadInfo, ThreadSummary
     from treering.threads.partial import PartialReply
     from treering.threads.thread import Thread
     from treering.threads.transcripts import TranscriptEvent
@@ -84,7 +87,7 @@ def checkpoint_lines(
     yield from (f"  {name:<10}  {clean(fact)}" for name, fact in facts.items() if fact)
     for name, prefix in record.lists.items():
         if name != "messages":
-            yield f"  {clean(name):<10}  {prefix.length} items"
+            yield f"  {clean(name):<10}  {counted(prefix.length, 'items')}"
     count = record.message_count
     yield typer.style(f"messages ({count})", bold=True)
     if count > len(messages):
@@ -101,7 +104,8 @@ def difference_lines(changes: Difference) -> Iterator[str]:
     from treering.core.ids import short_ids
 
     short = short_ids((changes.before, changes.after))
-    yield f"{short[changes.before]} -> {short[changes.after]}, {changes.common} messages in common"
+    common = f"{counted(changes.common, 'messages')} in common"
+    yield f"{short[changes.before]} -> {short[changes.after]}, {common}"
     for index, message in changes.removed:
         yield from _coloured("red", _said("-", index, message))
     for each in changes.changed:
@@ -187,20 +191,16 @@ def threads(
         info, head = each.info, each.head
         listed.append(
             {
-                "id": info.id,
-                "namespace": info.namespace,
-                "step": info.step,
-                "message_count": None if head is None else head.message_count,
-                "last_message": raw(each.last_message),
-                "tokens": each.cost.tokens,
-                "cost": {name: float(amount) for name, amount in each.cost.amounts.items()},
-                "created_at": info.created_at.isoformat(),
-                "updated_at": info.updated_at.isoformat(),
-                "head": info.head,
+                **_line(info),
+                "message_count": 0 if head is None else head.message_count,
+                "last_message": gist(each.last_message),
                 "note": None if head is None else head.note,
                 "tags": [] if head is None else list(head.tags),
-                "pending_interrupt": raw(None if head is None else head.pending_interrupt),
-                "damaged": head is None,
+                "is_pending": head is not None and head.pending_interrupt is not None,
+                "is_damaged": head is None,
+                "tokens": each.cost.tokens,
+                "cost": money(each.cost.nanos),
+                "unpriced_tokens": each.cost.unpriced_tokens,
             }
         )
         count = "?" if head is None else f"{head.message_count}"
@@ -212,8 +212,22 @@ def threads(
     show(listed, lines, as_json=as_json)
     damaged = sum(each.head is None for each in summaries)
     if damaged:
-        say(f"{damaged} threads cannot be read; run `treering verify`, then restore from a backup")
+        say(
+            f"{counted(damaged, 'threads')} cannot be read; run `treering verify`, then restore from a backup"
+        )
         raise typer.Exit(_DAMAGED)
+
+
+def _line(thread: ThreadInfo) -> dict[str, Any]:
+    """Return what the head of a thread says about it, for JSON."""
+    return {
+        "id": thread.id,
+        "namespace": thread.namespace,
+        "head": thread.head,
+        "step": thread.step,
+        "created_at": thread.created_at.isoformat(),
+        "updated_at": thread.updated_at.isoformat(),
+    }
 
 
 def _newest(thread: ThreadSummary) -> str:
@@ -246,6 +260,7 @@ def log(
         treering log support/alice
         treering log support/alice --limit 10 --no-forks
     """
+    from treering.threads.checkpoint import last_messages
     from treering.threads.tree import read_tree
 
     with place.existing() as opened:
@@ -261,17 +276,17 @@ def log(
         if not as_json:
             draw(opened, grown)
             return
+        messages = last_messages(opened.engine, opened.space, grown.checkpoints)
     what = {
-        "thread": grown.thread.id,
-        "namespace": grown.thread.namespace,
-        "head": grown.thread.head,
-        "forked_from": None if grown.origin is None else summary(grown.origin),
-        "checkpoints": [{**summary(each), "on_line": each.id in grown.line} for each in grown.checkpoints],
+        "thread": _line(grown.thread),
+        "checkpoints": [summary(each, messages.get(each.id)) for each in grown.checkpoints],
+        "line": sorted(grown.line),
         "rewinds": [
-            {"at": each.at.isoformat(), "from": each.before, "to": each.to} for each in grown.rewinds
+            {"at": each.at.isoformat(), "before": each.before, "to": each.to} for each in grown.rewinds
         ],
         "forks": grown.forks,
-        "older": grown.older,
+        "origin": None if grown.origin is None else summary(grown.origin),
+        "next_cursor": grown.older,
     }
     show(what, (), as_json=True)
 
@@ -313,11 +328,13 @@ def show_any(
         begun = begun if head is not None and head.id == record.id else None
         messages = found.last_messages(limit) if limit else found.messages
         state = found.state
+        lists = {name: raw(found.items(name)) for name in found.list_names if name != "messages"}
     what = {
-        **summary(record),
+        "checkpoint": summary(record, messages[-1] if messages else None),
         "messages": raw(messages),
-        "lists": {name: prefix.length for name, prefix in record.lists.items()},
+        "first_message": record.message_count - len(messages),
         "state": raw(state),
+        "lists": lists,
         "partial": None if begun is None else _partial(begun),
     }
     most = _MOST_LINES if is_terminal() and not full else None
@@ -334,7 +351,7 @@ class _Other(NamedTuple):
 
 def _other(opened: Store, text: str, user_namespace: str) -> _Other | None:
     """Return what an id names if that is neither a thread nor a checkpoint of one."""
-    from treering.cli.runs import seconds
+    from treering.cli.runs import run_values, seconds
     from treering.cli.workspaces import snapshot_by_name
     from treering.core.ids import only_match, short_id
     from treering.core.query import records_by_id
@@ -360,7 +377,7 @@ def _other(opened: Store, text: str, user_namespace: str) -> _Other | None:
         time = {"time": when(row.event.ts_us)}
         return _Other(event | {"content": content}, time | shown | {"content": content})
     if text and find_run(opened.engine, opened.space, text) is not None:
-        info = opened.runs.get(text)
+        info = opened.runs.load(text)
         cost = opened.cost.of_run(info.id).total
         facts = {
             "run": info.id,
@@ -378,7 +395,8 @@ def _other(opened: Store, text: str, user_namespace: str) -> _Other | None:
         begun = None if info.thread is None else opened.thread(info.thread, info.namespace).partial()
         if begun is not None and begun.run_id == info.id:
             facts["partial"] = f"a half-streamed reply; see it with: treering partial {info.thread}"
-        return _Other({**plain(info), "cost": plain(cost)}, facts)
+        (value,) = run_values(opened, opened.runs, [info])
+        return _Other(value, facts)
     root = None if "@" in text else snapshot_by_name(opened, text)
     if root is None:
         return None
@@ -420,8 +438,8 @@ def diff(
         "before": changes.before,
         "after": changes.after,
         "common": changes.common,
-        "added": [{"index": index, "message": raw(message)} for index, message in changes.added],
-        "removed": [{"index": index, "message": raw(message)} for index, message in changes.removed],
+        "added": [[index, raw(message)] for index, message in changes.added],
+        "removed": [[index, raw(message)] for index, message in changes.removed],
         "changed": [
             {"index": each.index, "before": raw(each.before), "after": raw(each.after)}
             for each in changes.changed
@@ -625,7 +643,7 @@ def rewind(
         **({} if restored is None else {"files": restored}),
     }
     short = short_ids(each.id for each in [before.record, *left])
-    abandoned = "1 checkpoint" if len(left) == 1 else f"{len(left)} checkpoints"
+    abandoned = "1 checkpoint" if len(left) == 1 else f"{counted(len(left), 'checkpoints')}"
     lines = [f"{clean(info.id)}: step {before.step} -> {target.step}, {abandoned} abandoned"]
     lines += [
         f"  {each.step:>3}  {short[each.id]}  {one_line(clean(each.note or ''))}".rstrip()
@@ -717,7 +735,11 @@ def transcript(
         if output is not None:
             count = found.export(output)
             warn_of_secrets(list(scan_file(output)))
-            show({"events": count, "file": str(output)}, [f"{count} events in {output}"], as_json=as_json)
+            show(
+                {"events": count, "file": str(output)},
+                [f"{counted(count, 'events')} in {output}"],
+                as_json=as_json,
+            )
             return
         events = found.read(last=limit or None)
     if not events and not as_json:
@@ -755,7 +777,9 @@ def delete(
     with place.existing() as opened:
         info = _finder(opened, user_namespace).thread(thread)
         if sys.stdin.isatty() and not yes:
-            typer.confirm(f"Delete {clean(info.id)} ({info.step + 1} steps)?", abort=True, err=True)
+            typer.confirm(
+                f"Delete {clean(info.id)} ({counted(info.step + 1, 'steps')})?", abort=True, err=True
+            )
         deleted = opened.thread(info.id, info.namespace or None).delete(cascade=cascade)
     lines = [
         f"deleted {clean(info.id)}",

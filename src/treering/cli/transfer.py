@@ -20,7 +20,18 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 
 import typer
 
-from treering.cli.console import clean, counts, limited, progress, rows, say, show, size, warn_of_secrets
+from treering.cli.console import (
+    clean,
+    counted,
+    counts,
+    limited,
+    progress,
+    rows,
+    say,
+    show,
+    size,
+    warn_of_secrets,
+)
 from treering.cli.options import (
     Commands,
     JsonOption,
@@ -378,8 +389,15 @@ def export_jsonl(
         chosen = _chosen(opened, threads or [], user_namespace)
         expected = sum(each.step + 1 for each in chosen)
         with _output(output) as file:
+            written = 0
+
+            def write(data: bytes) -> None:
+                nonlocal written
+                written += len(data)
+                file.write(data)
+
             report = write_histories(
-                opened, chosen, file.write, on_progress=lambda done, _: bar.update(done, expected)
+                opened, chosen, write, on_progress=lambda done, _: bar.update(done, expected, bytes=written)
             )
     held = counts(
         {
@@ -394,8 +412,8 @@ def export_jsonl(
         say(f"note: not in the file, because their content is not of this thread: {counts(report.left_out)}")
     if report.snapshots:
         say(
-            f"note: the files of {len(report.snapshots)} snapshots are not in it; `treering push` and "
-            "`treering copy` take them along"
+            f"note: the files of {counted(len(report.snapshots), 'snapshots')} are not in it; "
+            "`treering push` and `treering copy` take them along"
         )
     warn_of_secrets(report.secrets)
     if output != "-":
@@ -535,7 +553,7 @@ def _run(
             say(f"note: made a new store in {located.display}")
     if report.seconds and report.lines:
         speed = report.lines / report.seconds
-        say(f"note: {report.lines:,} lines in {report.seconds:.1f} s, {speed:,.0f} a second")
+        say(f"note: {counted(report.lines, 'lines')} in {report.seconds:.1f} s, {speed:,.0f} a second")
     show(report, _lines(report), as_json=as_json)
 
 
@@ -568,7 +586,7 @@ def _lines(report: ImportReport) -> list[str]:
         if each.left_out and (each.new or each.known):
             summary += f", {each.left_out:,} left out"
         note = f" ({each.note})" if each.note else ""
-        lines.append(f"  {each.path}: {each.found:,} {each.holds}, {summary}{note}")
+        lines.append(f"  {each.path}: {counted(each.found, each.holds)}, {summary}{note}")
     return [*lines, *_oddities(report), *_replays(report), *_spent(report)]
 
 
@@ -577,7 +595,7 @@ def _oddities(report: ImportReport) -> list[str]:
     if len(report.bad) > _SHOWN:
         lines.append(f"  ... and {len(report.bad) - _SHOWN:,} more")
     lines += [
-        f"  kept, of the unknown type {clean(kind)}: {count:,} lines"
+        f"  kept, of the unknown type {clean(kind)}: {counted(count, 'lines')}"
         for kind, count in report.unknown.items()
     ]
     return lines
@@ -588,7 +606,7 @@ def _replays(report: ImportReport) -> list[str]:
     if not report.runs:
         return []
     missing = list(report.not_replayable.items())
-    lines = [f"  {report.runs:,} runs, of which {report.runs - len(missing):,} can be replayed"]
+    lines = [f"  {counted(report.runs, 'runs')}, of which {report.runs - len(missing):,} can be replayed"]
     lines += [f"  not {clean(run)}: {clean(why)}" for run, why in missing[:_SHOWN]]
     if len(missing) > _SHOWN:
         lines.append(f"  ... and {len(missing) - _SHOWN:,} more")
@@ -631,7 +649,7 @@ def _sums(spent: Spent) -> tuple[str, str, str]:
 
     amounts = [f"{from_nanos(nanos):,.4f} {currency}" for currency, nanos in sorted(spent.nanos.items())]
     if spent.unpriced_tokens:
-        amounts.append(f"{spent.unpriced_tokens:,} tokens unpriced")
+        amounts.append(f"{counted(spent.unpriced_tokens, 'tokens')} unpriced")
     return f"{spent.runs:,}", f"{spent.usage.total:,}", ", ".join(amounts) or "0"
 
 

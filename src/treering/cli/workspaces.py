@@ -17,7 +17,9 @@ import typer
 from treering.cli.console import (
     Progress,
     clean,
+    counted,
     limited,
+    plain,
     progress,
     rows,
     say,
@@ -101,7 +103,7 @@ def snapshot(
             on_progress=_bar(bar),
             on_done=done.append,
         )
-    show(done[0], _snapshot_lines(done[0]), as_json=as_json)
+    show(plain(done[0]), _snapshot_lines(done[0]), as_json=as_json)
 
 
 @takes_store
@@ -135,7 +137,7 @@ def snapshots(
         )
         for each in found
     ]
-    show(found, rows(table) if found else ["no snapshots"], as_json=as_json)
+    show(plain(found), rows(table) if found else ["no snapshots"], as_json=as_json)
 
 
 @takes_store
@@ -356,7 +358,7 @@ def _snapshot_lines(info: SnapshotInfo) -> list[str]:
     for path in info.changed[:_SHOWN]:
         say(f"changed while it was read: {clean(path)}")
     warn_of_secrets(info.secrets)
-    say(f"{info.files:,} files, {size(info.size_bytes)}, {info.read_files:,} read")
+    say(f"{counted(info.files, 'files')}, {size(info.size_bytes)}, {info.read_files:,} read")
     return [info.id]
 
 

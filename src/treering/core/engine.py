@@ -12,7 +12,7 @@ what is durable. No method keeps a read transaction open after it returns: itera
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
         SweepProgress,
         Swept,
     )
+
+
+OnWork: TypeAlias = "Callable[[str, int, int], None]"
+"""Called with what is being done, how much of it is done, and how much there is."""
 
 
 class Caps(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,8 +209,8 @@ class Engine(Protocol):
         """
         ...
 
-    def reindex(self, space: str) -> None:
-        """Rebuild all derived data: roll-ups and search index."""
+    def reindex(self, space: str, *, on_progress: OnWork | None = None) -> None:
+        """Rebuild all derived data: roll-ups and search index. Progress counts events, then texts."""
         ...
 
     def stats(self, space: str) -> SpaceStats:
@@ -221,8 +225,11 @@ class Engine(Protocol):
         """Load a slice of another engine's `export`; loading it twice changes nothing."""
         ...
 
-    def snapshot_to(self, folder: Path) -> None:
-        """Write a consistent copy of the whole store to a new folder, alongside running writers."""
+    def snapshot_to(self, folder: Path, *, on_progress: OnWork | None = None) -> None:
+        """Write a consistent copy of the whole store to a new folder, alongside running writers.
+
+        Progress counts the bytes of the database, then those of the packs.
+        """
         ...
 
     def close(self) -> None:

@@ -171,6 +171,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
 
 
+class RebuildProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How many rows of ``what`` are rebuilt: the roll-ups, then the search index."""
+
+    what: str
+    done: int
+    total: int
+
+
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
     """How much `check` has read so far."""
 

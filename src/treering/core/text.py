@@ -37,6 +37,14 @@ def readable(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
+def counted(number: int, plural: str) -> str:
+    """Return a number with its noun, given in the plural: ``1 entry``, ``1,200 objects of files``."""
+    if number != 1:
+        return f"{number:,} {plural}"
+    noun, of, whole = plural.partition(" of ")
+    return f"1 {f'{noun[:-3]}y' if noun.endswith('ies') else noun.removesuffix('s')}{of}{whole}"
+
+
 def plain(value: Any, *, enc_hook: Callable[[Any], Any] | None = None) -> Any:
     """Return structs as plain data, and beside each time in microseconds the same time as ISO 8601 text.
 

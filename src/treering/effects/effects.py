@@ -315,9 +315,16 @@ class Effects:
         return f"<Effects space={self._space!r}>"
 
     # Looking
-    def get(self, effect_id: str) -> Effect:
-        """Return an effect by its id or the unique beginning of one. Raises `NotFound`."""
+    def load(self, effect_id: str) -> Effect:
+        """Return an effect by its id or the unique beginning of one; raise `NotFound` if there is none."""
         return self._ledger.effect(self._ledger.find(effect_id))
+
+    def get(self, effect_id: str) -> Effect | None:
+        """Return what `load` returns, or ``None`` if there is no such effect."""
+        try:
+            return self.load(effect_id)
+        except NotFound:
+            return None
 
     def list(
         self,
@@ -374,7 +381,7 @@ class Effects:
         """
         if self._changes is None:
             raise Unsupported("these effects have no threads to look at; use store.effects")
-        return self._changes(self.get(effect_id), workspace)
+        return self._changes(self.load(effect_id), workspace)
 
     def after(
         self, thread_id: str, checkpoint_id: str, since_us: int, *, namespace: str = ""

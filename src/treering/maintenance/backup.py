@@ -15,11 +15,12 @@ from typing import Final
 import msgspec
 
 from treering.core import failpoints
-from treering.core.engine import Engine
+from treering.core.engine import Engine, OnWork
 from treering.core.ids import new_id
+from treering.core.records import Checked
 from treering.errors import Conflict, Corrupt, Unreachable
 from treering.files import make_folder, translate_os_errors
-from treering.maintenance.copy import OnCopy, copy_space
+from treering.maintenance.copy import CopyProgress, OnCopy, copy_space
 from treering.maintenance.stats import folder_bytes, user_spaces
 from treering.maintenance.verify import verify
 
@@ -52,7 +53,7 @@ def back_up(
         with translate_os_errors(f"a backup at {path}", writing=True):
             make_folder(path.parent)
             method = _build(engine, building, open_folder, on_progress)
-            report = _verified(engine, building, path, open_folder, method)
+            report = _verified(engine, building, path, open_folder, method, on_progress)
             failpoints.hit(_CHECKED)
             building.rename(path)
             _sync_folder(path.parent)
@@ -63,7 +64,7 @@ def back_up(
 
 def _build(engine: Engine, building: Path, open_folder: OpenFolder, on_progress: OnCopy | None) -> str:
     if engine.caps.backup:
-        engine.snapshot_to(building)
+        engine.snapshot_to(building, on_progress=on_progress and _in_bytes(on_progress))
         return "snapshot"
     target = open_folder(building)
     try:
@@ -74,15 +75,35 @@ def _build(engine: Engine, building: Path, open_folder: OpenFolder, on_progress:
     return "copy"
 
 
+def _in_bytes(on_progress: OnCopy) -> OnWork:
+    def report(what: str, done: int, total: int) -> None:
+        phase = "database" if what == "database" else "packs"
+        on_progress(
+            CopyProgress(space="", passes=1, rows=0, of_rows=0, bytes=done, of_bytes=total, phase=phase)
+        )
+
+    return report
+
+
 def _verified(
-    engine: Engine, building: Path, path: Path, open_folder: OpenFolder, method: str
+    engine: Engine,
+    building: Path,
+    path: Path,
+    open_folder: OpenFolder,
+    method: str,
+    on_progress: OnCopy | None,
 ) -> BackupReport:
     copy = open_folder(building)
     try:
         spaces = tuple(user_spaces(copy))
         events = objects = 0
         for space in spaces:
-            report = verify(copy, space, read_content=False)
+            report = verify(
+                copy,
+                space,
+                read_content=False,
+                on_progress=on_progress and _in_rows(copy, space, on_progress),
+            )
             events += report.checked.events
             objects += report.checked.objects
             if not report.ok:
@@ -102,6 +123,17 @@ def _verified(
         bytes=folder_bytes(building),
         method=method,
     )
+
+
+def _in_rows(copy: Engine, space: str, on_progress: OnCopy) -> Callable[[Checked], None]:
+    held = copy.stats(space)
+    total = held.objects + held.items + held.events + held.refs
+
+    def report(checked: Checked) -> None:
+        done = checked.objects + checked.items + checked.events + checked.refs
+        on_progress(CopyProgress(space=space, passes=1, rows=done, of_rows=total, bytes=0, phase="verifying"))
+
+    return report
 
 
 def _check_free(path: Path) -> None:

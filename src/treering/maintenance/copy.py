@@ -14,7 +14,7 @@ note are therefore foreign data, and the copy refuses to touch them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
@@ -44,13 +44,19 @@ _COMPARED: Final = failpoints.declare(
 
 
 class CopyProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a copy. ``of_rows`` is the size of the source at the start; later passes exceed it."""
+    """The progress of a copy. ``of_rows`` is the size of the source at the start; later passes exceed it.
+
+    A backup by the engine copies bytes, of which it knows the number: those of the database, then those of
+    the packs. Then its rows are verified. ``phase`` says which of these it is.
+    """
 
     space: str
     passes: int
     rows: int
     of_rows: int
     bytes: int
+    of_bytes: int | None = None
+    phase: Literal["rows", "database", "packs", "verifying"] = "rows"
 
 
 class CopyReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -301,10 +301,18 @@ class Memory:
         self._vectors.clear()
         return self._forgetter(document_scope(self._namespace, id))
 
+    def load(self, id: str, *, version: int | None = None, include_expired: bool = False) -> MemoryDocument:
+        """Return a document, or a version of it; raise `NotFound` if it does not exist or has expired."""
+        found = self.get(id, version=version, include_expired=include_expired)
+        if found is None:
+            which = "" if version is None else f", version {version},"
+            raise NotFound(f"memory {id!r}{which} not found. List documents with: treering memory list")
+        return found
+
     def get(
         self, id: str, *, version: int | None = None, include_expired: bool = False
     ) -> MemoryDocument | None:
-        """Return a document, or a version of it; ``None`` if it does not exist or has expired."""
+        """Return what `load` returns, or ``None`` if there is no such document or version."""
         self._note_read("read", id=id, version=version)
         if version is not None:
             for change in self.history(id):

@@ -192,7 +192,7 @@ def rerun_info(info: RunInfo) -> RerunInfo | None:
 
 def list_reruns(store: Store, run_id: str) -> list[tuple[RunInfo, RerunInfo]]:
     """Return the reruns of a run, newest first."""
-    original = store.runs.get(run_id)
+    original = store.runs.load(run_id)
     runs = store.runs.in_namespace(original.namespace).each(tag=TAG + original.id)
     return [(each, found) for each in runs if (found := rerun_info(each)) is not None]
 
@@ -203,7 +203,7 @@ def compare_reruns(store: Store, run_id: str, *, group: str | None = None) -> Co
     Raises:
         NotFound: It has no reruns.
     """
-    original = store.runs.get(run_id)
+    original = store.runs.load(run_id)
     found = list_reruns(store, original.id)
     if not found:
         raise NotFound(f"run {original.id!r} has no reruns; make one with: treering rerun {original.id}")

@@ -222,7 +222,7 @@ def record_test(
     """
     _checked_name(name)
     store.flush()
-    info = store.runs.get(run)
+    info = store.runs.load(run)
     exchanges = load_exchanges(store, info.id)
     start = _start_of(info)
     places = {"workspace": WORKSPACE, "relative": WORKSPACE, "home": HOME}

@@ -116,7 +116,7 @@ class RerunFork:
         wanted: Intent = intent
         with self._lock:
             with suppress(NotFound):
-                stored: Effect = effects.get(wanted.id)
+                stored: Effect = effects.load(wanted.id)
                 if stored.id == wanted.id and stored.is_finished:
                     self._told.add(stored.id)
                     return stored

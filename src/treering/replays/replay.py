@@ -517,7 +517,7 @@ def replay(
     try:
         store = opened.store
         store.flush()
-        info = store.runs.get(run) if isinstance(run, str) else run
+        info = store.runs.load(run) if isinstance(run, str) else run
         exchanges = load_exchanges(store, info.id)
         return Replay(
             exchanges,
@@ -549,7 +549,7 @@ def load_exchanges(store: Store, run_id: str) -> list[Exchange]:
     """Return the exchanges of a run; raise `NotFound` if none were recorded."""
     exchanges = read_exchanges(store.engine, store.space, run_id)
     if not exchanges:
-        imported = store.runs.get(run_id).meta.get("replay")
+        imported = store.runs.load(run_id).meta.get("replay")
         if imported:
             missing = "; ".join(imported["missing"]) or "it has no calls of models"
             raise NotFound(f"run {run_id!r} was imported without what a replay needs: {missing}")

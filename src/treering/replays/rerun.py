@@ -275,7 +275,7 @@ def _plan(
     tolerance: Tolerance,
     verify: str | None,
 ) -> _Plan:
-    original = store.runs.get(run)
+    original = store.runs.load(run)
     exchanges = load_exchanges(store, original.id)
     start: dict[str, Any] = original.meta.get(START) or {}
     if not 1 <= from_step <= len(exchanges) + 1:

@@ -226,7 +226,7 @@ class _Cursor(msgspec.Struct, array_like=True):
 
 def step_page(store: Store, run_id: str, *, first: int = _PAGE, cursor: str | None = None) -> StepPage:
     """Return a page of the steps of a run, read from at most ``first`` rows of the journal."""
-    info = store.runs.get(run_id)
+    info = store.runs.load(run_id)
     state = _Cursor.parse(cursor)
     rows = store.engine.scan(
         store.space, EventQuery(run=info.id, order="time"), after=state.after, limit=first
@@ -258,7 +258,7 @@ _known_lock: Final = Lock()
 
 def _pages(store: Store, run_id: str, number: int) -> Iterator[StepPage]:
     """Yield the pages of steps from the one on that holds a step; all of them, if nothing is known yet."""
-    info = store.runs.get(run_id)
+    info = store.runs.load(run_id)
     starts = _known_starts(store, info.id)
     at = max(bisect_left(starts, number, key=lambda each: each.number) - 1, 0)
     while True:
@@ -431,7 +431,7 @@ def find_step(
 
     Contents are read only to look for a text.
     """
-    info = store.runs.get(run_id)
+    info = store.runs.load(run_id)
     found: Step | None = None
     before: Step | None = None
     words = None if breakpoint.text is None else breakpoint.text.casefold()
@@ -506,7 +506,7 @@ def _as_text(value: Any) -> str:
 
 def step_view(store: Store, run_id: str, number: int, *, messages: int = 30) -> StepView:
     """Return a step of a run, and the run as it was then, with at most so many ``messages``."""
-    info = store.runs.get(run_id)
+    info = store.runs.load(run_id)
     step, following = _step_at(store, info.id, number)
     last_us = max(info.ended_at_us or store.clock.now_us(), step.started_at_us + (step.duration_us or 0))
     until_us = last_us if following is None else max(following.started_at_us - 1, step.started_at_us)

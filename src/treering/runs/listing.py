@@ -117,20 +117,26 @@ class Runs:
     def __repr__(self) -> str:
         return f"<Runs namespace={self._namespace!r}>"
 
-    def get(self, run_id: str) -> RunInfo:
-        """Return a run, by its id or a unique beginning of a generated id. A run whose process died is
-        ``crashed``, whether or not that was written down.
+    def load(self, run_id: str) -> RunInfo:
+        """Return a run, by its id or a unique beginning of a generated id; raise `NotFound` if there is none.
+
+        A run whose process died is ``crashed``, whether or not that was written down.
         """
-        ref = find_run(self._engine, self._space, run_id)
-        if ref is None:
+        run = self.get(run_id)
+        if run is None:
             raise run_not_found(run_id)
-        return self._probe().check(ref)
+        return run
+
+    def get(self, run_id: str) -> RunInfo | None:
+        """Return what `load` returns, or ``None`` if there is no such run."""
+        ref = find_run(self._engine, self._space, run_id)
+        return None if ref is None else self._probe().check(ref)
 
     def tree(self, run_id: str) -> RunTree:
         """Return a run with all its attempts, and the runs of its sub-agents, with own and total cost."""
         from treering.runs.tree import run_tree
 
-        return run_tree(self._engine, self._space, self.get(run_id), self._probe().check)
+        return run_tree(self._engine, self._space, self.load(run_id), self._probe().check)
 
     def cancel(self, run_id: str, *, by: str | None = None, reason: str | None = None) -> list[RunInfo]:
         """Ask a run and everything below it to stop; return the runs that had not ended.
@@ -318,7 +324,7 @@ class Runs:
 
         ``currency`` converts the costs (see `Costs.in_`); without it each currency is shown by itself.
         """
-        infos = [self.get(run_id) for run_id in (one, other, *more)]
+        infos = [self.load(run_id) for run_id in (one, other, *more)]
         return compare_runs(self._engine, self._space, infos, currency=currency)
 
     def compare_agents(
@@ -343,7 +349,7 @@ class Runs:
 
         Without ``speed`` it does not wait; ``speed=1`` takes as long as the run did, 10 a tenth of it.
         """
-        run = self.get(run_id)
+        run = self.load(run_id)
         return replay(self._engine, self._space, run.id, started_at_us=run.started_at_us, speed=speed)
 
     def mark_crashed(self, *, newest: int | None = None, dry_run: bool = False) -> list[RunInfo]:

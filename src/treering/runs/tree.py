@@ -101,7 +101,17 @@ class RunTree(msgspec.Struct, frozen=True, kw_only=True):
             "status": self.status,
             "is_cancelled": self.is_cancelled,
             "started_at": to_iso(self.run.started_at_us),
-            "attempts": [{"id": each.id, "status": each.status} for each in self.attempts],
+            "is_over": self.is_over,
+            "attempts": [
+                {
+                    "id": each.id,
+                    "agent": each.agent,
+                    "thread": each.thread,
+                    "status": each.status,
+                    "started_at": to_iso(each.started_at_us),
+                }
+                for each in self.attempts
+            ],
             "own": _cost_dict(self.own),
             "total": _cost_dict(self.total),
             "children": [each.to_dict() for each in self.children],
@@ -286,7 +296,7 @@ def _add(costs: list[Cost]) -> Cost:
 def _cost_dict(cost: Cost) -> dict[str, Any]:
     return {
         "tokens": cost.tokens,
-        "nanos": cost.nanos,
+        "cost": [{"currency": name, "amount": float(cost.amounts[name])} for name in sorted(cost.amounts)],
         "unpriced_tokens": cost.unpriced_tokens,
         "events": cost.events,
         "errors": cost.errors,

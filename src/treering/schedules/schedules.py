@@ -158,9 +158,16 @@ class Schedules:
         policy = policy or Policy(catch_up=catch_up, overlap=overlap)
         return self._schedule(prompt, type, value, tz, channel, chat_id, policy, metadata)
 
-    def get(self, task_id: str) -> Task:
+    def load(self, task_id: str) -> Task:
         """Return a task; raise `NotFound` if there is none with this id."""
         return decode_task(self._ref(task_id))
+
+    def get(self, task_id: str) -> Task | None:
+        """Return what `load` returns, or ``None`` if there is no such task."""
+        try:
+            return self.load(task_id)
+        except NotFound:
+            return None
 
     def list_tasks(self, *, all: bool = False) -> Sequence[Task]:
         """List active and paused tasks, oldest first; with ``all`` also done and cancelled ones."""
@@ -187,7 +194,7 @@ class Schedules:
 
     def preview(self, task_id: str, count: int = 5) -> Sequence[datetime]:
         """Return the next due times of a task, in its time zone."""
-        task = self.get(task_id)
+        task = self.load(task_id)
         if not task.active:
             return []
         times = islice(task.timing.after(self._clock.now_us()), count)

@@ -25,7 +25,7 @@ from treering.core.encoding import decode, decode_json, encode_json
 from treering.core.forks import refuse_outside
 from treering.core.ids import Scope, check_id, namespace_prefix
 from treering.core.query import EventQuery, each_record, each_ref, encode_cursor, readable
-from treering.errors import Conflict, Corrupt, InvalidInput, RefMoved
+from treering.errors import Conflict, Corrupt, InvalidInput, NotFound, RefMoved
 from treering.state.user_sessions import UserSessions
 
 if TYPE_CHECKING:
@@ -102,6 +102,13 @@ class State:
         """Return the value of a key, or ``default`` if the key does not exist."""
         entry = self.entry(key)
         return default if entry is None else entry.value
+
+    def load(self, key: str) -> Any:
+        """Return the value of a key; raise `NotFound` if the key does not exist."""
+        entry = self.entry(key)
+        if entry is None:
+            raise NotFound(f"state {key!r} not found. List keys with: treering state list")
+        return entry.value
 
     def entry(self, key: str) -> StateEntry | None:
         """Return a key with its value, version and time."""

@@ -363,9 +363,9 @@ class Checkpoint:
         """Return all fields by name; ``content=False`` leaves out messages, state and lists."""
         fields: dict[str, Any] = {
             "id": self.id,
-            "thread_id": self.thread_id,
+            "thread": self.thread_id,
             "namespace": self.namespace,
-            "parent_id": self.parent_id,
+            "parent": self.parent_id,
             "step": self.step,
             "created_at": to_iso(self.created_at_us),
             "note": self.note,

@@ -140,7 +140,7 @@ def test_an_agents_run_keeps_its_id_its_thread_and_costs_what_it_did(store, trac
         "assistant message",
         "■ adder",
     ]
-    run = store.runs.get(str(run_id))
+    run = store.runs.load(str(run_id))
     assert (run.agent, run.thread, run.status) == ("adder", "alice", "ok")
     total = store.cost.of_run(str(run_id)).total
     assert total.usage == Usage(**{name: 2 * getattr(COUNTED, name) for name in Usage.__struct_fields__})
@@ -258,7 +258,7 @@ def test_errors_are_recorded_and_raised(store, tracer):
     agent = create_agent(Scripted(fails=True), [add], name="adder")
     with pytest.raises(RuntimeError, match="the model is away"):
         agent.invoke({"messages": [("user", "?")]}, {"callbacks": [tracer], "run_id": run_id})
-    run = store.runs.get(str(run_id)) if store.flush() is None else None
+    run = store.runs.load(str(run_id)) if store.flush() is None else None
     assert run.status == "error"
     assert run.meta["error"]["message"] == "the model is away"
     (call,) = [event for event in spans(store, run_id) if event.kind == "span.llm"]
@@ -327,7 +327,7 @@ def test_a_budget_that_is_used_up_stops_the_agent_before_the_next_call(store, tr
     with pytest.raises(BudgetExceeded, match="small"):
         agent.invoke({"messages": [("user", "?")]}, {"callbacks": [tracer], "run_id": run_id})
     assert "call add" not in labels(store, run_id)
-    assert store.runs.get(str(run_id)).status == "error"
+    assert store.runs.load(str(run_id)).status == "error"
 
 
 def test_a_tracer_of_its_own_url_makes_all_durable_when_it_closes(tmp_path):
@@ -335,5 +335,5 @@ def test_a_tracer_of_its_own_url_makes_all_durable_when_it_closes(tmp_path):
     with TreeringTracer(tmp_path / "store", agent="named", tags=("nightly",)) as tracer:
         branching().invoke({"parts": []}, {"callbacks": [tracer], "run_id": run_id})
     with treering.open(tmp_path / "store") as store:
-        run = store.runs.get(str(run_id))
+        run = store.runs.load(str(run_id))
         assert (run.agent, run.status, run.tags) == ("named", "ok", ("nightly",))

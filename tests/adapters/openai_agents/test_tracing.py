@@ -151,7 +151,7 @@ def test_a_trace_is_a_run_with_its_agents_calls_and_cost(store, kind):
     trace = "trace_" + "0" * 32
     assert run(team(kind), trace_id=trace, workflow_name="sums", group_id="alice").final_output == "It is 42."
     store.flush()
-    info = store.runs.get(trace)
+    info = store.runs.load(trace)
     assert (info.agent, info.thread, info.status) == ("sums", "alice", "ok")
     total = store.cost.of_run(trace).total
     assert total.usage == Usage(input=600, cache_read=2400, output=90, reasoning=30)

@@ -44,7 +44,7 @@ def test_a_run_has_its_model_requests_and_tools_with_tokens_and_cost(store):
 
     result = ask(agent, "Where is it?", conversation_id="alice")
     store.flush()
-    run = store.runs.get(result.run_id)
+    run = store.runs.load(result.run_id)
     assert (run.agent, run.thread, run.status) == ("shop", "alice", "ok")
     kinds = [kind for kind, _ in shapes(store, run.id)]
     assert kinds == ["message", "message", "tool.call", "tool.result", "message"]
@@ -61,7 +61,7 @@ def test_checkpoints_record_by_default_and_belong_to_their_run(store):
     store.flush()
     saved = each_record(store.engine, store.space, EventQuery(kinds=("checkpoint",)))
     assert {each.event.run for each in saved} == {result.run_id}
-    assert store.runs.get(result.run_id).thread == "alice"
+    assert store.runs.load(result.run_id).thread == "alice"
     quiet = Agent(model(), name="shop", capabilities=[TreeringCheckpoints(conversations, record_runs=False)])
     ask(quiet, "hi", conversation_id="bob")
     store.flush()
@@ -112,7 +112,7 @@ def test_a_run_that_waits_for_approval_is_interrupted_and_a_failed_one_says_why(
     with pytest.raises(RuntimeError, match="no ring"):
         ask(failing, "hi", conversation_id="bob")
     store.flush()
-    assert store.runs.get(waiting.run_id).status == "interrupted"
+    assert store.runs.load(waiting.run_id).status == "interrupted"
     (failed,) = [run for run in store.runs.each() if run.agent == "bad"]
     assert failed.status == "error"
     assert "no ring" in failed.meta["error"]["message"]
@@ -136,4 +136,4 @@ def test_streams_and_iterations_are_recorded_as_well(store, drive):
     agent = Agent(TestModel(custom_output_text="done"), name="shop", capabilities=[TreeringRuns(store)])
     run_id = asyncio.run(drive(agent))
     assert [kind for kind, _ in shapes(store, run_id)] == ["message", "message"]
-    assert store.runs.get(run_id).status == "ok"
+    assert store.runs.load(run_id).status == "ok"

@@ -92,7 +92,7 @@ def totals(store: Store) -> dict:
     reports = {by: store.cost.of_run(TRACE, by=by) for by in ("agent", "model", "kind", "day")}
     reports |= {"thread": store.cost.of_thread("alice"), "days": store.cost.of_days(by="agent")}
     records = run_records(store.engine, store.space, TRACE).records
-    return reports | {"run": store.runs.get(TRACE).agent, "records": len(records)}
+    return reports | {"run": store.runs.load(TRACE).agent, "records": len(records)}
 
 
 def _agent(number: int, parent: int | None, name: str, more: dict) -> dict:

@@ -18,7 +18,7 @@ def test_spans_in_any_order_and_in_many_requests_are_the_same_run(store):
         assert send(store, each).accepted == 1
     assert len(rows(store, "span.")) == 11
     assert len(store.runs.page().runs) == 1
-    run = store.runs.get(TRACE)
+    run = store.runs.load(TRACE)
     assert (run.status, run.duration_us, run.agent) == ("ok", 900_000, "planner")
     assert store.verify().ok
 
@@ -38,30 +38,30 @@ def test_a_repeated_request_is_stored_once(store):
 
 def test_a_run_without_its_first_span_is_running(store):
     send(store, span("chat", id=2, parent=1, at_ms=5, ms=20, attributes=GENAI))
-    run = store.runs.get(TRACE)
+    run = store.runs.load(TRACE)
     assert (run.status, run.ended_at_us, run.agent) == ("running", None, "shop")
     send(store, ROOT)
-    assert store.runs.get(TRACE).status == "ok"
-    assert store.runs.get(TRACE).duration_us == 900_000
+    assert store.runs.load(TRACE).status == "ok"
+    assert store.runs.load(TRACE).duration_us == 900_000
 
 
 def test_spans_that_arrive_after_the_end_still_count(store):
     send(store, ROOT)
     send(store, span("late", id=9, parent=1, at_ms=800, ms=700))
-    run = store.runs.get(TRACE)
+    run = store.runs.load(TRACE)
     assert (run.status, run.duration_us) == ("ok", 1_500_000)
     assert [event.name for event in rows(store)] == ["planner", "late"]
 
 
 def test_a_span_whose_parent_is_in_another_process_ends_the_run_too(store):
     send(store, span("handle", id=2, parent=1, ms=40, flags=0x301))
-    assert (store.runs.get(TRACE).status, store.runs.get(TRACE).duration_us) == ("ok", 40_000)
+    assert (store.runs.load(TRACE).status, store.runs.load(TRACE).duration_us) == ("ok", 40_000)
 
 
 def test_senders_are_distinguished(store):
     send(store, ROOT)
     send(store, span("pay", id=2, parent=1), resource={"service.name": "bank"}, scope="other")
-    meta = store.runs.get(TRACE).meta
+    meta = store.runs.load(TRACE).meta
     assert meta["resources"] == [{"service.name": "shop"}, {"service.name": "bank"}]
     assert meta["scopes"] == ["test", "other"]
     assert told(rows(store)[1])["resource"] == 1
@@ -103,7 +103,7 @@ def test_long_sender_descriptions_are_stored_with_each_span(store):
     send(store, ROOT)
     large = {"service.name": "bank", "process.command_args": ["x" * 100] * 100}
     send(store, span("pay", id=2, parent=1), resource=large)
-    assert store.runs.get(TRACE).meta["resources"] == [{"service.name": "shop"}]
+    assert store.runs.load(TRACE).meta["resources"] == [{"service.name": "shop"}]
     (more,) = rows(store, "attributes")
     assert came(store, more)["resource"] == large
 
@@ -117,7 +117,7 @@ def test_two_servers_may_take_spans_of_one_run(store):
     send(store, span("four", id=5, parent=1, at_ms=4))
     other.otlp.close()
     assert [event.name for event in rows(store)] == ["planner", "one", "two", "three", "four"]
-    run = store.runs.get(TRACE)
+    run = store.runs.load(TRACE)
     assert (run.status, run.agent, run.duration_us) == ("ok", "planner", 2_003_000)
     assert len(store.runs.page().runs) == 1
 

@@ -61,7 +61,7 @@ def rows(store, run):
 
 def test_a_session_of_claude_code_is_a_run_with_its_cost(store):
     assert send(store, PROMPT, REQUEST, TOOL, resource=CLAUDE).accepted == 3
-    run = store.runs.get("5b0c")
+    run = store.runs.load("5b0c")
     assert (run.agent, run.thread, run.status) == ("claude-code", "5b0c", "running")
     assert run.meta["resources"] == [CLAUDE]
     lines = store.timeline.of_run("5b0c").events
@@ -157,10 +157,10 @@ def test_a_quiet_session_ends_and_may_continue(store, monkeypatch):
     ingest = store.otlp
     monkeypatch.setattr(ingest, "_quiet_seconds", -1.0)
     ingest._end_quiet_runs()
-    run = store.runs.get("5b0c")
+    run = store.runs.load("5b0c")
     assert (run.status, run.duration_us) == ("unfinished", 0)
     send(store, REQUEST, resource=CLAUDE)
-    assert store.runs.get("5b0c").status == "running"
+    assert store.runs.load("5b0c").status == "running"
 
 
 def test_a_record_that_cannot_be_stored_does_not_take_the_others_along(store):

@@ -69,10 +69,10 @@ def test_forgetting_a_thread_takes_its_runs_along_whenever_the_thread_was_known(
     store.otlp.write(traces(TOOL), encoding="json")  # nothing says yet whose it is
     store.otlp.write(traces(ROOT), encoding="json")
     store.otlp.write(traces(CALL), encoding="json")
-    assert store.runs.get(TRACE).thread == "alice"
+    assert store.runs.load(TRACE).thread == "alice"
     store.forget(thread="alice")
     left = [record.event.kind for record in store.engine.scan(store.space, EventQuery()).records]
     assert not [kind for kind in left if kind.startswith("span")]
     with pytest.raises(NotFound):
-        store.runs.get(TRACE)
+        store.runs.load(TRACE)
     assert store.verify().ok

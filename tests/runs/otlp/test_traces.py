@@ -104,7 +104,7 @@ def test_a_trace_is_a_run_of_its_conversation(store):
             "gen_ai.tool.call.arguments": '{"q": "refund"}', "gen_ai.tool.call.result": "page 3"}),
         span("chat gpt-5", id=3, parent=1, at_ms=50, attributes=GENAI),
     )  # fmt: skip
-    run = store.runs.get(TRACE)
+    run = store.runs.load(TRACE)
     assert (run.agent, run.thread, run.status) == ("planner", "alice", "ok")
     assert (run.started_at_us, run.duration_us) == (START_NS // 1000, 900_000)
     assert [page.id for page in store.runs.page().runs] == [TRACE]
@@ -139,7 +139,7 @@ def test_attributes_that_nobody_knows_are_kept(store):
     assert small | rest["attributes"] == attributes
     assert rest["links"] == [{"trace": "ab" * 16, "span": "cd" * 8}]
     assert rest["trace_state"] == "a=1"
-    assert store.runs.get(TRACE).meta["resources"] == [{"service.name": "shop"}]
+    assert store.runs.load(TRACE).meta["resources"] == [{"service.name": "shop"}]
 
 
 def test_an_exception_has_the_recorders_format(store):
@@ -160,7 +160,7 @@ def test_an_exception_has_the_recorders_format(store):
         "message": "no such order",
         "traceback": "Traceback ...",
     }
-    assert store.runs.get(TRACE).status == "error"
+    assert store.runs.load(TRACE).status == "error"
 
 
 def _began(name, at_ms):
@@ -282,7 +282,7 @@ def test_a_pending_span_of_logfire_shows_a_run_while_it_runs(store):
     pending = {"logfire.span_type": "pending_span", "logfire.pending_parent_id": f"{1:016x}"}
     send(store, span("slow", id=77, parent=2, at_ms=5, ms=0, attributes=pending))
     assert [event.kind for event in rows(store, "open.")] == ["open.step"]
-    assert store.runs.get(TRACE).status == "running"
+    assert store.runs.load(TRACE).status == "running"
     send(store, span("slow", id=2, parent=1, at_ms=5, ms=500))
     send(store, span("slow", id=77, parent=2, at_ms=5, ms=0, attributes=pending))
     send(store, ROOT)
@@ -303,7 +303,7 @@ def test_traceloop_spans_are_agents_tools_and_workflows(store):
     workflow, tool = rows(store)
     assert (workflow.kind, tool.kind, tool.name) == ("span.workflow", "span.tool", "fetch")
     assert given(store, tool) == {"url": "x"}
-    assert store.runs.get(TRACE).thread == "s-1"
+    assert store.runs.load(TRACE).thread == "s-1"
 
 
 def test_retrieved_documents_are_put_together(store):

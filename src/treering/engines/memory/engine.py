@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from treering.core.batch import Batch, Event
     from treering.core.clock import Clock
     from treering.core.content import Address
+    from treering.core.engine import OnWork
     from treering.core.query import Erasure, EventQuery, ListQuery, SearchQuery, SumQuery
     from treering.core.records import (
         Checked,
@@ -344,11 +345,13 @@ class MemoryEngine:
         with self._changed:
             return maintenance.commit_digests(self._space(space), after_seq=after_seq)[:limit]
 
-    def reindex(self, space: str) -> None:
+    def reindex(self, space: str, *, on_progress: OnWork | None = None) -> None:
         """Recompute the roll-ups. There is no stored search index that could be stale."""
         with self._changed:
             rows = self._existing_space(space)
             rows.rollups = deltas(record.event for record in rows.records.values())
+        if on_progress is not None:
+            on_progress("roll-ups", len(rows.records), len(rows.records))
 
     def stats(self, space: str) -> SpaceStats:
         """Measure the space."""
@@ -369,8 +372,9 @@ class MemoryEngine:
             maintenance.load(rows, part, now_us=self._clock.now_us())
             self._changed.notify_all()
 
-    def snapshot_to(self, folder: Path) -> None:
+    def snapshot_to(self, folder: Path, *, on_progress: OnWork | None = None) -> None:
         """Not supported: nothing outlives the process."""
+        del on_progress
         raise Unsupported(
             f"the memory engine cannot write a snapshot to {folder}; copy the store to a folder instead"
         )

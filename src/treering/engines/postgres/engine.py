@@ -65,6 +65,7 @@ from treering.errors import Corrupt, InvalidInput, ReadOnly, TreeringError, Unsu
 if TYPE_CHECKING:
     from psycopg import Connection
 
+    from treering.core.engine import OnWork
     from treering.core.query import EventQuery
     from treering.core.records import Page
     from treering.engines.sql.commit.decide import CommitState
@@ -226,8 +227,9 @@ class PostgresEngine(SqlEngine):
         self._require_durable(space, last_seq)
         return last_seq
 
-    def snapshot_to(self, folder: Path) -> None:
+    def snapshot_to(self, folder: Path, *, on_progress: OnWork | None = None) -> None:
         """Not supported: see `caps`."""
+        del on_progress
         raise Unsupported(
             f"{self._postgres.where} cannot write a snapshot to {folder}; copy the store to a folder "
             "(store.backup does), or use pg_dump"

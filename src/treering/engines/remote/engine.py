@@ -24,7 +24,7 @@ import msgspec
 from treering.core.batch import Batch, Receipt, validate_batch
 from treering.core.content import Address, Content
 from treering.core.encoding import decode_json
-from treering.core.engine import Caps
+from treering.core.engine import Caps, OnWork
 from treering.core.failpoints import declare, hit
 from treering.core.ids import check_id, check_space
 from treering.core.query import (
@@ -443,8 +443,9 @@ class RemoteEngine:
         """Archive what runs recorded before a moment, on the server."""
         return self._call("archive_before", space, protocol.ArchiveRequest(before_us=before_us))
 
-    def reindex(self, space: str) -> None:
-        """Rebuild all derived data: roll-ups and search index."""
+    def reindex(self, space: str, *, on_progress: OnWork | None = None) -> None:
+        """Rebuild all derived data: roll-ups and search index. The server does not report its progress."""
+        del on_progress
         self._call("reindex", space, protocol.NoArguments())
 
     def stats(self, space: str) -> SpaceStats:
@@ -463,8 +464,9 @@ class RemoteEngine:
         for piece in split_slice(part, size=self._group_bytes):
             self._call("load", space, piece)
 
-    def snapshot_to(self, folder: Path) -> None:
+    def snapshot_to(self, folder: Path, *, on_progress: OnWork | None = None) -> None:
         """Not supported: `backup` copies a remote store."""
+        del on_progress
         raise Unsupported(
             f"{self.url} cannot write a snapshot to {folder}; use store.backup, or back up on the server"
         )

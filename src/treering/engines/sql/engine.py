@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 
     from treering.core.batch import Batch, Event
     from treering.core.content import Address, Content
+    from treering.core.engine import OnWork
     from treering.core.query import Erasure, EventQuery, ListQuery, SearchQuery, SumQuery
     from treering.core.records import (
         Checked,
@@ -450,11 +451,11 @@ class SqlEngine:
         with self._database.reading() as session:
             return commit_digests(session, number, after_seq, limit)
 
-    def reindex(self, space: str) -> None:
+    def reindex(self, space: str, *, on_progress: OnWork | None = None) -> None:
         """Rebuild all that is derived: roll-ups and search index."""
         number = self._number_or_not_found(space)
-        rollups.rebuild(self._database, number, partial(self.archived, space))
-        self._texts.rebuild(self._database, number)
+        rollups.rebuild(self._database, number, partial(self.archived, space), on_progress)
+        self._texts.rebuild(self._database, number, on_progress)
 
     def stats(self, space: str) -> SpaceStats:
         """What the space holds."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from treering.core.batch import Event
+    from treering.core.engine import OnWork
     from treering.core.query import SumQuery
     from treering.core.records import Sum
     from treering.core.rollups import Measures
@@ -74,13 +75,15 @@ def _named(session: Session, space: int, rows: Sequence[Row], at: int) -> list[R
     return [(*row[:at], names.get(numbers[row[at]], row[at]), *row[at + 1 :]) for row in rows]
 
 
-def rebuild(database: Database, space: int, archived: Callable[[], Iterable[Event]]) -> None:
+def rebuild(
+    database: Database, space: int, archived: Callable[[], Iterable[Event]], on_progress: OnWork | None = None
+) -> None:
     """Count all events of a space again, with those ``archived`` outside of it, and replace its roll-ups.
 
     Runs in one write transaction, because a total that is half old and half new would be wrong.
     """
     with database.writing(space) as session:
-        cells = recount(session, space)
+        cells = recount(session, space, on_progress)
         for events in _some(archived()):
             merge(cells, deltas(events))
         session.run("DELETE FROM rollup WHERE space = ?", (space,))
@@ -88,15 +91,20 @@ def rebuild(database: Database, space: int, archived: Callable[[], Iterable[Even
             add_to_rollups(session, space, cells)
 
 
-def recount(session: Session, space: int) -> dict[RollupKey, Measures]:
+def recount(session: Session, space: int, on_progress: OnWork | None = None) -> dict[RollupKey, Measures]:
     """Return the totals of all events, counted again."""
     cells: dict[RollupKey, Measures] = {}
-    after_seq = 0
+    after_seq = done = total = 0
+    if on_progress is not None:
+        ((total,),) = session.rows("SELECT count(*) FROM event WHERE space = ?", (space,))
     while rows := session.rows(
         f"{RECORD_SELECT} WHERE e.space = ? AND e.seq > ? ORDER BY e.seq LIMIT ?", (space, after_seq, _PAGE)
     ):
         merge(cells, deltas(read_record(row, session.dictionary).event for row in rows))
         after_seq = rows[-1][0]
+        done += len(rows)
+        if on_progress is not None:
+            on_progress("roll-ups", done, max(done, total))
     return cells
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from treering.core.batch import Text, Tokens
+    from treering.core.engine import OnWork
     from treering.core.query import SearchQuery
     from treering.engines.sql.commit.write import EncodedBatch
     from treering.engines.sql.objects import Objects
@@ -134,10 +135,13 @@ class TextIndex:
             session.run("DELETE FROM text WHERE space = ? AND no = ?", (space, no))
         return len(set(numbers))
 
-    def rebuild(self, database: Database, space: int) -> None:
+    def rebuild(self, database: Database, space: int, on_progress: OnWork | None = None) -> None:
         """Rebuild the whole index of a space, one page at a time."""
+        done = total = 0
         with database.reading() as session:
             collections = session.rows("SELECT no, tokens FROM collection WHERE space = ?", (space,))
+            if on_progress is not None:
+                ((total,),) = session.rows("SELECT count(*) FROM text WHERE space = ?", (space,))
         for collection, tokens in collections:
             with database.writing(space) as session:
                 self.clear(session, space, collection, tokens)
@@ -161,6 +165,9 @@ class TextIndex:
                             for (no, namespace, _), content in zip(rows, contents, strict=True)
                         ],
                     )
+                done += len(rows)
+                if on_progress is not None:
+                    on_progress("search index", done, max(done, total))
                 if len(rows) < _PAGE:
                     break
                 after = rows[-1][0]

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from treering.core.clock import Clock
+    from treering.core.engine import OnWork
     from treering.engines.sql.commit.write import CommitRows
     from treering.engines.sql.session import Dialect, Row
 
@@ -71,6 +72,8 @@ SKIPPED_COMMITS: Final = 8
 """After a reader had to flush fewer than `FEW_COMMITS` slots, this many commits skip the log."""
 
 _SYNCHRONOUS: Final[dict[Durability, str]] = {"full": "FULL", "fast": "NORMAL"}
+_PAGES_AT_ONCE: Final = 1_000
+"""Of a copy with progress."""
 _SYMPTOMS: Final = (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError)
 """What code may raise that reads a row of a damaged database."""
 _SETTINGS: Final = (
@@ -271,14 +274,24 @@ class SqliteDatabase:
             ((count,),) = self._watcher.execute("PRAGMA data_version").fetchall()
             return count
 
-    def copy_to(self, target: Path) -> None:
-        """Copy the database as it is at one moment; in WAL mode writers continue meanwhile."""
+    def copy_to(self, target: Path, on_progress: OnWork | None = None) -> None:
+        """Copy the database as it is at one moment; in WAL mode writers continue meanwhile.
+
+        With ``on_progress`` it is copied in pieces, within a read transaction that keeps the moment: without
+        one, SQLite begins anew when another connection writes between two pieces.
+        """
         session = self.acquire_reader()
         try:
             _create_private(target)
             copy = sqlite3.connect(target)
             try:
-                session.connection.backup(copy)
+                if on_progress is None:
+                    session.connection.backup(copy)
+                else:
+                    with _one_moment(session.connection):
+                        session.connection.backup(
+                            copy, pages=_PAGES_AT_ONCE, progress=_in_bytes(session.connection, on_progress)
+                        )
             finally:
                 copy.close()
         except FAILURES as error:
@@ -799,6 +812,25 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(
         before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
     )
+
+
+@contextmanager
+def _one_moment(connection: sqlite3.Connection) -> Generator[None]:
+    connection.execute("BEGIN")
+    try:
+        connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()  # from here on it is that moment
+        yield
+    finally:
+        connection.execute("COMMIT")
+
+
+def _in_bytes(connection: sqlite3.Connection, on_progress: OnWork) -> Callable[[int, int, int], None]:
+    ((page,),) = connection.execute("PRAGMA page_size")
+
+    def report(_: int, left: int, pages: int) -> None:
+        on_progress("database", (pages - left) * page, pages * page)
+
+    return report
 
 
 def _create_private(path: Path) -> None:

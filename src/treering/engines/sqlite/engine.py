@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
     from treering.core.batch import Tokens
     from treering.core.clock import Clock
+    from treering.core.engine import OnWork
     from treering.core.query import SearchQuery
     from treering.core.records import Checked
     from treering.core.storage import Blobs
@@ -184,26 +185,28 @@ class SqliteEngine(SqlEngine):
                 raise damaged(where, f"the check failed with {error!r}") from error
             raise
 
-    def snapshot_to(self, folder: Path) -> None:
+    def snapshot_to(self, folder: Path, *, on_progress: OnWork | None = None) -> None:
         """Copy database and packs consistently into a new folder, while writers continue."""
         refuse_occupied(folder)
         with files.translate_os_errors(str(folder), writing=True):
             files.make_folder(folder)
             for attempt in range(_SNAPSHOT_TRIES):
-                self._sqlite.copy_to(folder / schema.SQLITE_FILE)
+                self._sqlite.copy_to(folder / schema.SQLITE_FILE, on_progress)
                 hit(COPIED)
                 try:
-                    self._copy_packs(folder)
+                    self._copy_packs(folder, on_progress)
                 except NotFound:  # gc rewrote a pack in between; the next copy refers to the new one
                     if attempt == _SNAPSHOT_TRIES - 1:
                         raise
                 else:
                     return
 
-    def _copy_packs(self, folder: Path) -> None:
+    def _copy_packs(self, folder: Path, on_progress: OnWork | None) -> None:
         root = folder / "blobs"
         drafts = files.Drafts(root, clock=SystemClock())
-        for name in _pack_names(folder / schema.SQLITE_FILE):
+        packs = _packs(folder / schema.SQLITE_FILE)
+        done, total = 0, sum(packs.values())
+        for name, size in packs.items():
             if not (root / name).exists():
                 *parents, last = name.split("/")
                 with (
@@ -211,6 +214,9 @@ class SqliteEngine(SqlEngine):
                     files.open_folder(root, parents, make=True) as parent,
                 ):
                     draft.publish(parent, last)
+            done += size
+            if on_progress is not None:
+                on_progress("packs", done, total)
 
     def close(self) -> None:
         """Finish what was submitted, then close all connections."""
@@ -411,11 +417,14 @@ def _refuse_truncated(path: Path) -> None:
         raise Corrupt(f"{path} is truncated ({size} bytes); restore it from a backup, or remove it")
 
 
-def _pack_names(copied: Path) -> list[str]:
-    """Return the packs of a copied database. No other process has it open, so reading it needs no log."""
+def _packs(copied: Path) -> dict[str, int]:
+    """Return the packs of a copied database with their sizes.
+
+    No other process has it open, so reading it needs no log.
+    """
     try:
         with closing(sqlite3.connect(f"{copied.absolute().as_uri()}?immutable=1", uri=True)) as copy:
-            return [name for (name,) in copy.execute("SELECT name FROM pack ORDER BY no")]
+            return dict(copy.execute("SELECT name, size FROM pack ORDER BY no"))
     except FAILURES as error:
         raise translate(error, str(copied)) from error
 

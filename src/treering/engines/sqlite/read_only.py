@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from treering.core.batch import Batch, Receipt
     from treering.core.content import Content
-    from treering.core.engine import Caps
+    from treering.core.engine import Caps, OnWork
     from treering.core.query import Erasure
     from treering.core.records import Erased, Lease, Slice, SweepProgress, Swept
     from treering.core.storage import Blobs
@@ -147,9 +147,9 @@ class ReadingEngine(SqliteEngine):
             self._refuse()
         return super().sweep(space, dry_run=True, grace_seconds=grace_seconds, on_progress=on_progress)
 
-    def reindex(self, space: str) -> None:
+    def reindex(self, space: str, *, on_progress: OnWork | None = None) -> None:
         """Refuse."""
-        del space
+        del space, on_progress
         self._refuse()
 
     def load(self, space: str, part: Slice) -> None:

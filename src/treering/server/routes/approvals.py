@@ -140,13 +140,13 @@ def request_approval(call: Call[None, ApprovalRequest]) -> ApprovalInfo:
         policy=body.policy,
         id=body.id,
     )
-    return _info(call, call.store.approvals.get(asked.id))
+    return _info(call, call.store.approvals.load(asked.id))
 
 
 @endpoint("GET", "/approvals/{id}", tag="approvals")
 def get_approval(call: Call[None, None]) -> ApprovalInfo:
     """Return a question: what is asked, who may answer until when, and the votes so far."""
-    return _info(call, call.store.approvals.get(call.path["id"]))
+    return _info(call, call.store.approvals.load(call.path["id"]))
 
 
 @endpoint("GET", "/approvals/{id}/changes", tag="approvals")

@@ -81,7 +81,7 @@ def list_effects(call: Call[EffectListQuery, None]) -> EffectList:
 @endpoint("GET", "/effects/{id}", tag="effects")
 def get_effect(call: Call[None, None]) -> EffectInfo:
     """Return an effect: the call, its attempts, and its outcome."""
-    return _info(call.store.effects.get(call.path["id"]))
+    return _info(call.store.effects.load(call.path["id"]))
 
 
 @endpoint("GET", "/effects/{id}/changes", tag="effects")

@@ -78,6 +78,7 @@ class RunLine(Struct, frozen=True, kw_only=True):
     status: str
     started_at: str
     started_at_us: int
+    ended_at: str | None
     ended_at_us: int | None
     duration_us: int | None
     tokens: int
@@ -90,6 +91,9 @@ class RunLine(Struct, frozen=True, kw_only=True):
     """Whether its events are in the archive, in Parquet files."""
     tags: tuple[str, ...]
     meta: dict[str, Any]
+    project_id: int | None
+    parent: str | None
+    """The run that started this one, if one did."""
 
 
 class RunList(Struct, frozen=True, kw_only=True):
@@ -117,6 +121,8 @@ class TreeCost(Struct, frozen=True, kw_only=True):
     tokens: int
     cost: tuple[Money, ...]
     unpriced_tokens: int
+    events: int
+    errors: int
 
 
 class TreeLine(Struct, frozen=True, kw_only=True):
@@ -132,6 +138,7 @@ class TreeLine(Struct, frozen=True, kw_only=True):
     """That of the last attempt."""
     is_cancelled: bool
     is_over: bool
+    started_at: str
     attempts: tuple[AttemptLine, ...]
     own: TreeCost
     total: TreeCost
@@ -360,7 +367,7 @@ def get_run(call: Call[None, None]) -> RunLine:
     """Return a run with its status and cost."""
     store, run_id = call.store, call.path["id"]
     try:
-        return _run_lines(store, [store.runs.get(run_id)])[0]
+        return _run_lines(store, [store.runs.load(run_id)])[0]
     except NotFound:
         info = None if store.legacy is None else legacy_run(store.legacy, run_id)
         if info is None or store.legacy is None:
@@ -385,7 +392,7 @@ def cancel_run(call: Call[None, CancelBody]) -> Cancelled:
 @endpoint("GET", "/runs/{id}/spans", tag="runs")
 def list_spans(call: Call[SpansQuery, None]) -> SpanList:
     """List the spans, messages and other records of a run, by start, without their content."""
-    run = call.store.runs.get(call.path["id"])
+    run = call.store.runs.load(call.path["id"])
     page = run_records(
         call.store.engine, call.store.space, run.id, first=call.query.limit, cursor=call.query.cursor
     )
@@ -395,7 +402,7 @@ def list_spans(call: Call[SpansQuery, None]) -> SpanList:
 @endpoint("GET", "/runs/{id}/spans/{span}", tag="runs")
 def get_span(call: Call[SpanQuery, None]) -> SpanContent:
     """Return a span or message with its input and output."""
-    run = call.store.runs.get(call.path["id"])
+    run = call.store.runs.load(call.path["id"])
     found = record_content(call.store.engine, call.store.space, run.id, call.path["span"])
     return _span_content(found, readable=call.query.readable)
 
@@ -561,6 +568,7 @@ def _tree_line(tree: RunTree) -> TreeLine:
         status=tree.status,
         is_cancelled=tree.is_cancelled,
         is_over=tree.is_over,
+        started_at=to_iso(run.started_at_us),
         attempts=tuple(map(_line_of_attempt, tree.attempts)),
         own=_tree_cost(tree.own),
         total=_tree_cost(tree.total),
@@ -569,7 +577,13 @@ def _tree_line(tree: RunTree) -> TreeLine:
 
 
 def _tree_cost(cost: Cost) -> TreeCost:
-    return TreeCost(tokens=cost.tokens, cost=money(cost.nanos), unpriced_tokens=cost.unpriced_tokens)
+    return TreeCost(
+        tokens=cost.tokens,
+        cost=money(cost.nanos),
+        unpriced_tokens=cost.unpriced_tokens,
+        events=cost.events,
+        errors=cost.errors,
+    )
 
 
 def _line_of_attempt(run: RunInfo) -> AttemptLine:
@@ -630,10 +644,13 @@ def _line(info: RunInfo, preview: RunPreview, **totals: Any) -> RunLine:
         status=info.status,
         started_at=to_iso(info.started_at_us),
         started_at_us=info.started_at_us,
+        ended_at=to_iso(info.ended_at_us),
         ended_at_us=info.ended_at_us,
         duration_us=info.duration_us,
         tags=info.tags,
         meta=info.meta,
+        project_id=info.project_id,
+        parent=info.parent,
         **totals,
     )
 

@@ -108,7 +108,7 @@ def create_schedule(call: Call[ScheduleQuery, NewTask]) -> ScheduledTask:
 def get_schedule(call: Call[ScheduleQuery, None]) -> ScheduledTask:
     """Return a task."""
     schedules = _schedules(call)
-    return _with_next(schedules, schedules.get(call.path["id"]))
+    return _with_next(schedules, schedules.load(call.path["id"]))
 
 
 @endpoint("GET", "/schedules/{id}/occurrences", tag="schedules")
@@ -116,7 +116,7 @@ def list_occurrences(call: Call[OccurrencesQuery, None]) -> OccurrenceList:
     """List the finished and skipped occurrences of a task, newest first."""
     query = call.query
     schedules = _schedules(call)
-    schedules.get(call.path["id"])
+    schedules.load(call.path["id"])
     end = query.cursor + query.limit
     found = list(islice(schedules.occurrences(call.path["id"]), query.cursor, end + 1))
     return OccurrenceList(

@@ -131,7 +131,7 @@ def get_step(call: Call[StepQuery, None]) -> StepView:
 def get_reruns(call: Call[RerunsQuery, None]) -> Reruns:
     """Compare a run with its reruns, and say whether it can be made again here."""
     store = call.store
-    info = store.runs.get(call.path["id"])
+    info = store.runs.load(call.path["id"])
     jobs = _jobs_of(call)
     begun: dict[str, Any] = info.meta.get(START) or {}
     why = _why_not(call)
@@ -157,7 +157,7 @@ def get_reruns(call: Call[RerunsQuery, None]) -> Reruns:
 @endpoint("POST", "/runs/{id}/reruns", tag="runs", domain="reruns", status=202)
 def start_rerun(call: Call[None, RerunOrder]) -> RerunJob:
     """Make a run again from a call on, in a process of its own. `GET` shows its progress and comparison."""
-    info = call.store.runs.get(call.path["id"])
+    info = call.store.runs.load(call.path["id"])
     why = _why_not(call)
     environment = call.request.app.state.treering.settings.reruns
     if why is not None or environment is None:

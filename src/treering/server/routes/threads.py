@@ -78,8 +78,10 @@ class CompactionLine(Struct, frozen=True, kw_only=True):
 
     id: str
     created_at: str
+    created_at_us: int
     source: str
     text: str
+    messages: list[Any]
     keeps: int
     since: int
     upto: int
@@ -166,6 +168,7 @@ class ThreadOverview(ThreadLine, frozen=True, kw_only=True):
     message_count: int
     last_message: Said | None
     note: str | None
+    tags: tuple[str, ...]
     is_pending: bool
     is_damaged: bool
     tokens: int
@@ -400,6 +403,7 @@ def overviews(store: Store, threads: Sequence[ThreadInfo]) -> tuple[ThreadOvervi
             message_count=0 if each.head is None else each.head.message_count,
             last_message=_said(each.last_message),
             note=None if each.head is None else each.head.note,
+            tags=() if each.head is None else tuple(each.head.tags),
             is_pending=each.head is not None and each.head.pending_interrupt is not None,
             is_damaged=each.head is None,
             tokens=each.cost.tokens,
@@ -682,7 +686,7 @@ def get_partial(call: Call[Where, None]) -> Partial:
         return Partial(partial=None)
     status = None
     with suppress(NotFound):  # an agent may leave its runs unrecorded
-        status = call.store.runs.get(found.run_id).status
+        status = call.store.runs.load(found.run_id).status
     return Partial(
         partial=PartialLine(
             run=found.run_id,
