@@ -94,8 +94,8 @@ ONLY = {
         "effects show EFFECT": ".since",
         "alerts rules": ".webhooks",
     },
-    "what only a page of a list, or only a browser has": {
-        "show t": ".readable",
+    "what only a page of a list or a browser has, and the reply that REST gives at /partial": {
+        "show t": ".readable .partial",
         "alerts rules": ".unreadable",
     },
 }
@@ -121,6 +121,7 @@ UNPAIRED = {
     "/store/seals": "the files of `audit`",
     "/store/seals/{number}": "the files of `audit`",
     "/store/proofs/{event}": "the files of `audit`",
+    "/store/archive": "the counts of what is archived; `archive` prints what it did",
     "/store/cell": "PostgreSQL only",
     "/sandboxes/checkpoints": "lists of `treering.sandbox`, tested there",
     "/sandboxes/checkpoints/{id}": "lists of `treering.sandbox`, tested there",

@@ -465,6 +465,6 @@ def _table(documents: Iterable[MemoryDocument]) -> list[str]:
 
 
 def _line(text: str) -> str:
-    from treering.cli.console import one_line
+    from treering.runs.messages import preview
 
-    return one_line(clean(text))
+    return clean(preview({"content": text}, 72))

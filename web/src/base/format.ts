@@ -17,6 +17,13 @@ export function exact(value: number | null | undefined): string {
   return value === null || value === undefined ? "–" : plain.format(value);
 }
 
+const MARKUP = /^ {0,3}(?:#{1,6} +|> ?|```[\w+-]*$)|(?<!\w)\*\*(?=\S)|(?<=\S)\*\*(?!\w)|!?\[([^\]\n]*)\]\(\S+?\)/gm;
+
+/** The beginning of a text without the Markdown that only formats it, as previews of messages have it. */
+export function beginning(text: string): string {
+  return text.slice(0, 400).replace(MARKUP, "$1");
+}
+
 export function plural(value: number, one: string, many = `${one}s`): string {
   return `${exact(value)} ${value === 1 ? one : many}`;
 }

@@ -3,7 +3,7 @@ import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 
 import { at } from "../base/api";
-import { plural, visible } from "../base/format";
+import { beginning, plural, visible } from "../base/format";
 import { useGet } from "../base/query";
 import { go, href } from "../base/route";
 import { Time } from "../ui/bits";
@@ -151,7 +151,7 @@ function memoryRow({ document, namespace }: MemoryHit, words: readonly string[])
           <span class="muted">{visible(namespace)}</span>
         </span>
         <span class="cut">
-          <Marked text={document.content.slice(0, 400)} words={words} />
+          <Marked text={beginning(document.content)} words={words} />
         </span>
       </>
     ),

@@ -2,6 +2,7 @@
 import { useState } from "preact/hooks";
 
 import { at } from "../../base/api";
+import { beginning } from "../../base/format";
 import { useKeys } from "../../base/keys";
 import { useChanges } from "../../base/live";
 import { useGet, usePages } from "../../base/query";
@@ -106,7 +107,7 @@ export function Memory({ id }: { id: string | undefined }) {
                         <Time at={document.metadata.updated_at} />
                       </span>
                     </span>
-                    <span class="muted cut">{document.content}</span>
+                    <span class="muted cut">{beginning(document.content)}</span>
                   </a>
                 )}
               />
