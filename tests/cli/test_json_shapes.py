@@ -121,7 +121,7 @@ UNPAIRED = {
     "/store/seals": "the files of `audit`",
     "/store/seals/{number}": "the files of `audit`",
     "/store/proofs/{event}": "the files of `audit`",
-    "/store/archive": "the counts of what is archived; `archive` prints what it did",
+    "/store/archive": "the same object as `archive` prints; a store has it only after days",
     "/store/cell": "PostgreSQL only",
     "/sandboxes/checkpoints": "lists of `treering.sandbox`, tested there",
     "/sandboxes/checkpoints/{id}": "lists of `treering.sandbox`, tested there",

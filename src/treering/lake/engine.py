@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from treering.core.batch import Event
     from treering.core.content import Address, Content
-    from treering.core.engine import Engine
+    from treering.core.engine import Engine, OnWork
     from treering.core.query import Erasure
     from treering.core.records import Checked, CommitDigest, Erased, Record
     from treering.core.storage import Blobs
@@ -407,9 +407,9 @@ class LakeEngine:
                     found[record.seq] = EventLeaf(at=0, id=record.event.id, salt=salt, leaf=digest)
         return found
 
-    def snapshot_to(self, folder: Path) -> None:
+    def snapshot_to(self, folder: Path, *, on_progress: OnWork | None = None) -> None:
         """Write a consistent copy of the whole store to a new folder, with the archived files."""
-        self.inner.snapshot_to(folder)
+        self.inner.snapshot_to(folder, on_progress=on_progress)
         from treering.blobs.folder import FolderBlobs
 
         target = FolderBlobs(folder / "blobs")
