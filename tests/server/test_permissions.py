@@ -36,6 +36,7 @@ ERASURES = {
     ("POST", "/store/forget"),
     ("POST", "/store/reindex"),
     ("POST", "/store/move"),
+    ("POST", "/store/archive"),
     ("POST", "/store/seals"),
     ("POST", "/store/seals/verify"),
     ("POST", "/keys"),
