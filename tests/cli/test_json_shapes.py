@@ -95,8 +95,10 @@ ONLY = {
         "alerts rules": ".webhooks",
     },
     "what only a page of a list or a browser has, and the reply that REST gives at /partial": {
-        "show t": ".readable .partial",
+        "show t": ".readable .partial .compactions",
         "alerts rules": ".unreadable",
+        "runs": "[].archived",
+        "show RUN": ".archived",
     },
 }
 """What one of the two has and the other has not, by reason."""
