@@ -98,6 +98,7 @@ MISSING = {
     "test": "pytest",
     "proxy mcp server": "mcp",
     "proxy models": "proxy",
+    'sql "select 1"': "lake",
     "memory embed": "embeddings",
     "memory sync markdown": "markdown",
     "import langgraph graph.db": "langgraph",

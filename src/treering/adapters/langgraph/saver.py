@@ -32,26 +32,7 @@ from functools import wraps
 from random import random
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, cast
 
-from treering.adapters.langchain.tracing import TreeringTracer
-from treering.adapters.langgraph.known_types import ClosedSerializer, KnownTypes, watch_graphs
-from treering.adapters.langgraph.reader import Reader, thread_id_of
-from treering.adapters.langgraph.removal import Removal
-from treering.adapters.langgraph.store import TreeringStore
-from treering.adapters.langgraph.values import ValueCodec
-from treering.adapters.langgraph.writer import ARRIVAL_SECONDS, PutRequest, Writer
-from treering.adapters.shared import Opened, StoreOrUrl, checked_namespace
-from treering.core.clock import SystemClock
 from treering.errors import InvalidInput, MissingExtra, TreeringError
-from treering.graphs.graph import Graphs
-from treering.graphs.step import GraphKey
-from treering.runs.span import current_node
-from treering.sync_async import Closing, Done
-from treering.threads.checkpoint import MESSAGES
-from treering.threads.upcasting import VERSIONS, upgrade_of, versions_of, with_versions
-
-if TYPE_CHECKING:
-    from treering.bridge import Bridge
-    from treering.store import Store
 
 try:
     from langchain_core.callbacks import BaseCallbackManager
@@ -73,6 +54,26 @@ except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] in {"langgraph", "langchain_core", "ormsgpack"}:
         raise MissingExtra("treering.adapters.langgraph", "langgraph") from error
     raise
+
+from treering.adapters.langchain.tracing import TreeringTracer
+from treering.adapters.langgraph.known_types import ClosedSerializer, KnownTypes, watch_graphs
+from treering.adapters.langgraph.reader import Reader, thread_id_of
+from treering.adapters.langgraph.removal import Removal
+from treering.adapters.langgraph.store import TreeringStore
+from treering.adapters.langgraph.values import ValueCodec
+from treering.adapters.langgraph.writer import ARRIVAL_SECONDS, PutRequest, Writer
+from treering.adapters.shared import Opened, StoreOrUrl, checked_namespace
+from treering.core.clock import SystemClock
+from treering.graphs.graph import Graphs
+from treering.graphs.step import GraphKey
+from treering.runs.span import current_node
+from treering.sync_async import Closing, Done
+from treering.threads.checkpoint import MESSAGES
+from treering.threads.upcasting import VERSIONS, upgrade_of, versions_of, with_versions
+
+if TYPE_CHECKING:
+    from treering.bridge import Bridge
+    from treering.store import Store
 
 watch_graphs()
 
