@@ -82,7 +82,7 @@ class ToolEffects:
         if self._effects is None or not intents:
             return True
         try:
-            yield Call(self._effects.get, (intents[0].id,))
+            yield Call(self._effects.load, (intents[0].id,))
         except TreeringError:
             ids = {intent.id for intent in intents}
             self.ids = {call: effect for call, effect in self.ids.items() if effect not in ids}
@@ -104,7 +104,7 @@ class ToolEffects:
         effect_id = self.ids.get(call.id)
         if effect_id is None or self._effects is None:
             return None
-        effect: Effect = yield Call(self._effects.get, (effect_id,))
+        effect: Effect = yield Call(self._effects.load, (effect_id,))
         if effect.status == "planned" and effect.attempt == 0:
             return None
         begun = yield from self.begin(call)
@@ -144,7 +144,7 @@ class ToolEffects:
         """
         effect_id = self.ids.get(call.id)
         if effect_id is not None and self._effects is not None:
-            effect: Effect = yield Call(self._effects.get, (effect_id,))
+            effect: Effect = yield Call(self._effects.load, (effect_id,))
             if effect.status == "planned":
                 note = "the call was not made: its run was cancelled"
                 effect = yield Call(partial(self._effects.abandon, effect_id, note=note))
