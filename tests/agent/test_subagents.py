@@ -100,6 +100,8 @@ def test_its_run_is_a_child_with_own_and_total_cost(store) -> None:
     assert (tree.own.tokens, child.own.tokens, tree.total.tokens) == (1100, 1100, 2200)
     assert tree.total.nanos == {"USD": 2 * tree.own.nanos["USD"]}
     assert (tree.is_over, tree.to_dict()["children"][0]["thread"]) == (True, children(store)[0])
+    (called,) = store.effects.list(run_id=result.run_id)
+    assert called.cost_nanos == child.total.nanos
     assert [(depth, each.run.agent) for depth, each in tree.each()] == [(0, "boss"), (1, "clerk")]
 
 

@@ -12,6 +12,7 @@ from treering.core.encoding import decode_json
 from treering.core.query import EventQuery
 from treering.effects import Intent, Outcome
 from treering.errors import Conflict, StoreFull
+from treering.runs.span import current_node
 from treering.threads.history import REWIND
 from treering.threads.thread import ThreadMoved
 
@@ -288,6 +289,35 @@ def test_the_question_shows_what_happened_since_the_call_was_asked_for(store, ba
     assert (changed.path, changed.change) == ("receipt.txt", "added")
     (folder / "receipt.txt").unlink()
     assert store.effects.changes(effect.id, workspace=folder).files == []
+
+
+def test_an_outcome_has_the_files_that_the_call_changed_and_what_it_cost(store, tmp_path) -> None:
+    (tmp_path / "plan.txt").write_text("pay 5\n")
+
+    @tool
+    def pay(amount: int) -> str:
+        (tmp_path / "plan.txt").write_text("paid\n")
+        (tmp_path / f"receipt {amount}.txt").write_text("tx_1\n")
+        node = current_node.get()
+        with node.span("ask", kind="llm") as span:
+            span.use({"input": 10, "output": 1}, cost="0.25", currency="EUR")
+        with store.run("checker") as run:
+            run.message("assistant", "fine", usage={"input": 1, "output": 1}, cost="0.5", currency="EUR")
+        node.use({"input": 1, "output": 1}, cost="1", currency="USD")
+        return "tx_1"
+
+    @tool
+    def look() -> str:
+        return "nothing to see"
+
+    calls = ("c1", "pay", {"amount": 5}), ("c2", "look", {})
+    with_files = {"pre_checkpoint_save": lambda _: {"workspace": str(tmp_path)}}
+    agent_of(store, pay, look, calls=calls, hooks=with_files).generate(thread_id="t", prompt="Pay")
+    looked, paid = store.effects.list(thread_id="t")
+    assert (paid.files, paid.file_count) == (("plan.txt", "receipt 5.txt"), 2)
+    assert paid.cost_nanos == {"EUR": 750_000_000, "USD": 1_000_000_000}
+    assert (looked.files, looked.file_count, looked.cost_nanos) == ((), 0, {})
+    assert list(store.workspace.snapshots()) == []  # those of the checkpoints are enough
 
 
 def test_a_rewind_says_which_effects_it_does_not_undo(store, bank, caplog) -> None:

@@ -30,8 +30,22 @@ def test_effects_are_listed_and_shown(run, effect) -> None:
     assert f"key         treering-{effect}" in shown
     assert "note        killed" in shown
     assert shown.endswith("since then  nothing was recorded, and no file is known to have changed\n")
+    assert effect in run("effects", "--run", "r").out
+    assert run("effects", "list", "--run", "other").out == "no effects\n"
     wrong = run("effects", "list", "--status", "lost")
     assert (wrong.code, "status='lost' is invalid" in wrong.err) == (2, True)
+
+
+def test_an_outcome_is_shown_with_its_cost_and_files(run, tmp_path) -> None:
+    with treering.open(tmp_path / ".treering") as store:
+        files = [f"{number:03}.txt" for number in range(102)]
+        intent = Intent(id="paid", tool="pay", arguments={})
+        store.effects.open(intent).finish("tx_1", files=files, cost_nanos={"EUR": 250_000_000})
+    shown = run("effects", "show", "paid").out
+    assert "cost        0.2500 EUR" in shown
+    assert "099.txt and 2 more" in shown
+    found = run("effects", "show", "paid", "--json").json["effect"]
+    assert (len(found["files"]), found["file_count"], found["cost_nanos"]) == (100, 102, {"EUR": 250_000_000})
 
 
 def test_a_person_decides(run, effect) -> None:

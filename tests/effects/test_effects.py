@@ -14,7 +14,9 @@ import pytest
 import treering
 from treering.core import failpoints
 from treering.effects import Attempt, Effect, EffectFailed, EffectRunning, EffectUnknown, Intent, Outcome
+from treering.effects.effects import MAX_FILES
 from treering.errors import Conflict, InvalidInput, NotFound
+from treering.runs.tree import RunCancelled
 
 
 def pay(**fields):
@@ -33,11 +35,34 @@ def test_an_effect_is_planned_started_and_done(store) -> None:
     attempt = store.effects.begin(effect_id)
     assert isinstance(attempt, Attempt)
     assert store.effects.load(effect_id).status == "started"
-    done = attempt.finish({"tx": 81}, files=["receipt.txt"], cost_nanos=7)
+    done = attempt.finish({"tx": 81}, files=["receipt.txt"], cost_nanos={"EUR": 7})
     assert done == store.effects.load(effect_id)
     assert (done.status, done.result, done.attempt) == ("done", {"tx": 81}, 1)
-    assert (done.files, done.cost_nanos, done.arguments) == (("receipt.txt",), 7, {"amount": 5})
+    assert (done.files, done.cost_nanos, done.arguments) == (("receipt.txt",), {"EUR": 7}, {"amount": 5})
     assert (done.run_id, done.agent, done.call_id) == ("r", "teller", "c1")
+
+
+def test_an_outcome_names_the_first_files_and_counts_all(store) -> None:
+    names = [f"{number:03}.txt" for number in range(MAX_FILES + 20)]
+    effect_id = planned(store)
+    done = store.effects.begin(effect_id).finish("ok", files=names, cost_nanos={"EUR": 7})
+    assert (done.files, done.file_count, done.cost_nanos) == (tuple(names[:MAX_FILES]), 120, {"EUR": 7})
+    assert store.effects.load(effect_id) == done
+
+
+def test_a_call_that_goes_on_in_another_run_is_stopped_only_with_that_run(store) -> None:
+    first, second = store.run("first").start(), store.run("second").start()
+    store.flush()
+    store.effects.open(pay(id="a", run_id=first.id, takes_key=True)).leave()
+    store.runs.cancel(first.id)
+    with pytest.raises(RunCancelled, match=first.id):
+        store.effects.open(pay(id="a", run_id=first.id, takes_key=True))
+    again = store.effects.open(pay(id="a", run_id=second.id, takes_key=True))
+    assert again.effect.attempt == 2
+    again.leave()
+    store.runs.cancel(second.id)
+    with pytest.raises(RunCancelled, match=second.id):
+        store.effects.open(pay(id="a", run_id=second.id, takes_key=True))
 
 
 def test_an_effect_with_an_outcome_is_not_begun_again(store) -> None:

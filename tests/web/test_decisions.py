@@ -47,21 +47,37 @@ def test_the_link_of_an_alert_opens_the_question_which_is_answered_there(page, o
 def test_an_unknown_effect_is_found_and_decided(page, own_store):
     store, url = own_store
 
-    def leave() -> None:
+    def leave() -> str:
+        run = store.run("clerk").start()
         for order in ("4711", "4712"):
-            intent = Intent(tool="pay", arguments={"order": order}, thread_id="shop")
+            intent = Intent(tool="pay", arguments={"order": order}, thread_id="shop", run_id=run.id)
             store.effects.plan(intent)
             attempt = store.effects.begin(intent.id)
-            attempt.leave(note="killed") if order == "4711" else attempt.finish("tx_80")
+            if order == "4711":
+                attempt.leave(note="killed")
+            else:
+                files = [f"{number:03}.pdf" for number in range(101)]
+                attempt.finish("tx_80", files=files, cost_nanos={"EUR": 250_000_000})
+        run.end()
+        store.flush()
+        return run.id
 
-    aside(leave)
+    page.goto(f"{url}/ui/#/runs/{aside(leave)}")
+    page.get_by_text("2 effects, 1 unknown").wait_for()
+    listed = page.get_by_role("list", name="Effects of the run")
+    expect(listed).to_contain_text("treering-")
+    shot(page, "run_effects")
+    listed.get_by_role("link").first.click()
+    effect = page.get_by_role("region", name="Effect", exact=True)
+    expect(effect).to_contain_text("0.25")
+    effect.get_by_text("101 files changed by the call").click()
+    expect(effect).to_contain_text("and 1 more")
     page.goto(f"{url}/ui/#/effects")
     rows = page.locator(".row").filter(has_text="pay")
     expect(rows).to_have_count(2)
     page.get_by_label("State").select_option("unknown")
     expect(rows).to_have_count(1)
     rows.get_by_role("link").click()
-    effect = page.get_by_role("region", name="Effect", exact=True)
     expect(effect).to_contain_text("treering-")
     expect(effect).to_contain_text("killed")
     expect(effect).to_contain_text("Nothing was recorded")

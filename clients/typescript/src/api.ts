@@ -544,7 +544,8 @@ export interface Effect {
   ended_at_us?: number | null;
   result?: Json;
   files?: string[];
-  cost_nanos?: number | null;
+  file_count?: number;
+  cost_nanos?: Record<string, number>;
   decided_by?: string | null;
   note?: string | null;
   checkpoint_id?: string | null;

@@ -14,6 +14,7 @@ makes the call.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -24,6 +25,8 @@ from treering.adapters.shared import Opened, StoreOrUrl, checked_namespace, thre
 from treering.core.encoding import encode_json
 from treering.effects.effects import Attempt, Effect, Intent, Replay
 from treering.errors import InvalidInput, NotFound
+from treering.runs.run import PARENT_VARIABLE
+from treering.runs.span import current_node
 
 IDEMPOTENCY_KEY: Final = "idempotency_key"
 
@@ -94,7 +97,7 @@ class ToolEffects:
         thread_id: str | None = None,
         namespace: str | None = None,
     ) -> Intent:
-        """Return the intent of a call."""
+        """Return the intent of a call, which the current run makes: once that is cancelled, nobody does."""
         return Intent(
             id=effect_id,
             tool=tool,
@@ -104,6 +107,7 @@ class ToolEffects:
             call_id=call_id,
             thread_id=None if thread_id is None else thread_name(thread_id, "thread id"),
             namespace=self.namespace if namespace is None else namespace,
+            run_id=_current_run(),
             agent=self._agent,
         )
 
@@ -186,6 +190,12 @@ class ToolEffects:
             return self.effects.load(effect_id).id == effect_id
         except NotFound:
             return False
+
+
+def _current_run() -> str | None:
+    """Return the run that is being recorded, or in a program of a sandbox, the sandbox's run."""
+    node = current_node.get()
+    return os.environ.get(PARENT_VARIABLE) or None if node is None else node.run_id
 
 
 def named(*parts: Any) -> str:

@@ -168,6 +168,13 @@ class Conversation(ABC):
         """Return what keeps the chunks of a reply to ``messages``, if something can."""
         return None
 
+    def changed_files(self) -> list[str]:
+        """Return which files of its workspace changed since the last save, or the last call of this.
+
+        Only if the last save had a workspace; none otherwise.
+        """
+        return []
+
     def answer(self, decision: Decision, interrupt_id: str | None, value: Any) -> Calls:
         """Save a person's decision about the pending interrupt."""
         pending = yield from self._pending()
@@ -210,6 +217,8 @@ class _ThreadConversation(Conversation):
         self._thread = store.thread(thread_id, namespace=namespace or None)
         self._saved_count: int | None = 0
         """How many messages the thread has; ``None`` if that is unknown because saving failed."""
+        self._files: tuple[str, str | None] | None = None
+        """The folder whose files were saved last, and their snapshot."""
 
     def report(self, error: Exception, run_id: str) -> Calls:
         yield Call(_report, (self._store, self._thread.id, self._thread.namespace, error, run_id))
@@ -232,6 +241,16 @@ class _ThreadConversation(Conversation):
             unsaved=list(messages[self._saved_count :]),
             clock=self._store.clock,
         )
+
+    def changed_files(self) -> list[str]:
+        """Return which files changed since the last save, or the last call of this."""
+        if self._files is None:
+            return []
+        folder, before = self._files
+        workspace = self._thread.workspace
+        after = workspace.stage_and_commit(folder, lambda staged: staged.root)  # the next save commits it
+        self._files = folder, after
+        return [each.path for each in workspace.changes(before, after, text=False)]
 
     def _load(self) -> Calls:
         return (yield Call(self._read))
@@ -274,7 +293,7 @@ class _ThreadConversation(Conversation):
 
     def _write(self, request: SaveRequest, effects: Sequence[Intent]) -> Any:
         messages, saved_count = request.messages, self._saved_count
-        self._saved_count = None
+        self._saved_count = self._files = None
         given: dict[str, Any] = {
             "state": request.state,
             "metadata": request.metadata,
@@ -305,6 +324,8 @@ class _ThreadConversation(Conversation):
             raise
         if messages is not None:
             self._saved_count = len(messages)
+        if request.workspace is not None:
+            self._files = request.workspace, saved.snapshot
         return saved
 
 

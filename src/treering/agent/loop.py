@@ -78,7 +78,7 @@ from treering.limits.tool_budgets import Budget, Budgets
 from treering.runs.exchanges import intercept_model, intercept_tool
 from treering.runs.run import CANCELLED
 from treering.runs.span import current_node
-from treering.runs.tree import RunCancelled
+from treering.runs.tree import RunCancelled, cost_below
 from treering.sync_async import call as call_and_wait
 from treering.sync_async import lent
 from treering.threads.head import ThreadMoved
@@ -562,11 +562,20 @@ class AgentRun:
         except Stopped as stopped:
             yield from leave(attempt, stopped)
             raise
-        if attempt is not None:
-            finish = partial(attempt.finish, outcome.text, is_error=outcome.is_error)
-            yield Call(finish, shielded=True)
         self._recorder.end_tool(outcome.text, is_error=outcome.is_error)
+        if attempt is not None:
+            yield Call(self._finish, (attempt, outcome), shielded=True)
         return outcome
+
+    def _finish(self, attempt: Attempt, outcome: Recorded) -> None:
+        """Store the outcome of a call, with its cost and the files that it changed where these are known."""
+        cost: dict[str, int] = {}
+        files: list[str] = []
+        with suppress(TreeringError, OSError):  # the outcome counts, whatever is known about it
+            cost = self._recorder.cost_of_tool()
+        with suppress(TreeringError, OSError):
+            files = [] if self._conversation is None else self._conversation.changed_files()
+        attempt.finish(outcome.text, is_error=outcome.is_error, files=files, cost_nanos=cost)
 
     def _context(self, call: ToolCall | None = None) -> Context:
         return Context(
@@ -710,6 +719,8 @@ class RunRecorder:
         self._namespace = namespace
         self._run: Run | None = None
         self._span: Span | None = None
+        self._tool: tuple[Span, int, int] | None = None
+        """The last call of a tool, when it began, and how often its run had used something by then."""
 
     def begin(self, id: str, *, resumes: str | None) -> None:
         """Record that the attempt starts."""
@@ -755,14 +766,26 @@ class RunRecorder:
     def start_tool(self, call: ToolCall) -> None:
         """Record that a tool is called."""
         if self._run is not None:
+            context = self._run.context
+            since_us = context.clock.now_us()
             self._span = self._run.tool(call.name, dict(call.arguments)).start()
             self._span.note(tool_call_id=call.id)
+            self._tool = self._span, since_us, context.uses
 
     def end_tool(self, text: str, *, is_error: bool) -> None:
         """Record a tool's result."""
         if self._span is not None:
             self._span.output = text
             self._end_span("error" if is_error else None)
+
+    def cost_of_tool(self) -> dict[str, int]:
+        """Return what the last call of a tool has cost, by currency. It waits only if something was used."""
+        if self._store is None or self._tool is None:
+            return {}
+        span, since_us, uses = self._tool
+        if span.context.uses == uses:
+            return {}
+        return cost_below(self._store.engine, self._store.space, span, since_us)
 
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function so that what it saves is linked to the current span."""

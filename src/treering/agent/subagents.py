@@ -26,7 +26,8 @@ from treering.agent.tools import Tool
 from treering.effects.effects import Attempt, Intent
 from treering.errors import Conflict, InvalidInput, NotFound
 from treering.runs.run import link_thread
-from treering.runs.tree import RunCancelled
+from treering.runs.span import current_node
+from treering.runs.tree import RunCancelled, cost_below
 
 if TYPE_CHECKING:
     from treering.agent.agent import Agent
@@ -81,7 +82,10 @@ def subagent_tool(agent: Agent, store: Store | None, name: str, namespace: str, 
                         (context.thread_id, context.namespace),
                         (thread.id, namespace),
                     )
-                begun = begun.finish(_answer(agent, thread, prompt))
+                since_us, node = store.clock.now_us(), current_node.get()
+                answer = _answer(agent, thread, prompt)
+                cost = None if node is None else cost_below(store.engine, store.space, node, since_us)
+                begun = begun.finish(answer, cost_nanos=cost)
         return str(begun.value())
 
     made = Tool(run_agent, name=name, description=description, replay="safe")

@@ -125,7 +125,8 @@ def show_effect(
         "run": effect.run_id or "",
         "arguments": json_text(effect.arguments),
         "result": "" if effect.result is None else json_text(effect.result),
-        "files": ", ".join(effect.files),
+        "cost": ", ".join(f"{nanos / 1e9:.4f} {currency}" for currency, nanos in effect.cost_nanos.items()),
+        "files": _files(effect),
         "decided by": effect.decided_by or "",
         "note": effect.note or "",
     }
@@ -209,6 +210,11 @@ def _since(changes: Changes) -> list[str]:
         if len(lines) > 1
         else ["since then  nothing was recorded, and no file is known to have changed"]
     )
+
+
+def _files(effect: Effect) -> str:
+    further = effect.file_count - len(effect.files)
+    return ", ".join(effect.files) + (f" and {further} more" if further > 0 else "")
 
 
 def _value(text: str) -> Any:

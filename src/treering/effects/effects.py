@@ -63,7 +63,7 @@ from treering.files import host_name
 from treering.runs.run import cancel_ref
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -97,6 +97,8 @@ QUESTION: Final = (
 
 EFFECTS: Final = "effect/"
 OPEN_EFFECTS: Final = "effect.open/"
+MAX_FILES: Final = 100
+"""How many of the files that a call changed are stored by name."""
 LEASE_SECONDS: Final = 15.0
 _STARTING_SECONDS: Final = 2.0
 """How long a lease is first: if its process dies before the start is stored, nobody can see that it has."""
@@ -174,8 +176,11 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     result: Any = None
     """What the call returned, or the text of its error."""
     files: tuple[str, ...] = ()
-    """The files that the call changed, where that is known."""
-    cost_nanos: int | None = None
+    """The files that the call changed, where that is known: the first `MAX_FILES` of them."""
+    file_count: int = 0
+    """How many files the call changed, where that is known."""
+    cost_nanos: dict[str, int] = {}
+    """What was spent during the call, by currency, where that is known."""
     decided_by: str | None = None
     note: str | None = None
     checkpoint_id: str | None = None
@@ -277,7 +282,8 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended_us: int | None = None
     result: str | None = None
     files: tuple[str, ...] = ()
-    cost_nanos: int | None = None
+    file_count: int = 0
+    cost_nanos: dict[str, int] = {}
     by: str | None = None
     note: str | None = None
     checkpoint: str | None = None
@@ -451,8 +457,15 @@ class Effects:
 
         Raises:
             EffectRunning: the other attempt did not end in ``wait_seconds``.
-            RunCancelled: somebody has cancelled the run that makes the call.
+            RunCancelled: somebody has cancelled the run that planned the call.
         """
+        run_id = self._ledger.find(effect_id).row.run
+        return self._begin(effect_id, run_id, arguments=arguments, wait_seconds=wait_seconds)
+
+    def _begin(
+        self, effect_id: str, run_id: str | None, *, arguments: Any = None, wait_seconds: float
+    ) -> Attempt | Effect:
+        """Start an attempt that a run makes."""
         deadline = time.monotonic() + wait_seconds
         while True:
             stored = self._ledger.find(effect_id)
@@ -461,13 +474,13 @@ class Effects:
             lease = self._ledger.claim(stored)
             if lease is not None:
                 try:
-                    return self._ledger.start(lease, effect_id, arguments)
+                    return self._ledger.start(lease, effect_id, arguments, run_id)
                 except BaseException as error:
                     with suppress(TreeringError):
                         self._engine.release(lease)
                     if not isinstance(error, (Fenced, RefMoved)):
                         raise
-                    self._raise_if_cancelled(stored.row.run)
+                    self._raise_if_cancelled(run_id)
             if time.monotonic() >= deadline:
                 effect = self._ledger.effect(stored)
                 raise EffectRunning(
@@ -485,7 +498,7 @@ class Effects:
     def open(
         self, intent: Intent, *, probe: Callable[[Effect], Any] | None = None, wait_seconds: float = 20.0
     ) -> Attempt | Effect:
-        """Plan an effect unless it is stored, and begin it; see `begin`.
+        """Plan an effect unless it is stored, and begin it for the run of the intent; see `begin`.
 
         ``probe`` finds out whether an unknown one happened: it returns an `Outcome`, or ``None`` if it cannot
         tell.
@@ -494,7 +507,7 @@ class Effects:
         if fork is not None and intent.replay != "safe" and fork.is_of(self._engine, self._space):
             return cast("Effect", fork.effect(self, intent))
         self.plan(intent)
-        begun = self.begin(intent.id, wait_seconds=wait_seconds)
+        begun = self._begin(intent.id, intent.run_id, wait_seconds=wait_seconds)
         if isinstance(begun, Attempt) or begun.status != "unknown" or probe is None:
             return begun
         found = _call(probe, begun)
@@ -502,7 +515,7 @@ class Effects:
             return begun
         with suppress(Conflict):  # somebody has decided meanwhile
             self.resolve(begun.id, happened=found.happened, result=found.result, by="probe")
-        return self.begin(intent.id, wait_seconds=wait_seconds)
+        return self._begin(intent.id, intent.run_id, wait_seconds=wait_seconds)
 
     def call(
         self,
@@ -604,10 +617,11 @@ class Attempt:
         *,
         is_error: bool = False,
         files: Sequence[str] = (),
-        cost_nanos: int | None = None,
+        cost_nanos: Mapping[str, int] | None = None,
     ) -> Effect:
         """Store the outcome and return the effect with it.
 
+        ``files`` are those that the call changed, and ``cost_nanos`` is what it cost, by currency.
         If the lease was lost meanwhile and someone else acted on the effect, theirs is returned.
         """
         failpoints.hit(_CALLED)
@@ -661,7 +675,7 @@ class _Ledger:
         self.space = space
         self.clock = clock
 
-    def start(self, lease: Lease, effect_id: str, arguments: Any) -> Attempt | Effect:
+    def start(self, lease: Lease, effect_id: str, arguments: Any, run_id: str | None) -> Attempt | Effect:
         stored = self.find(effect_id)
         row = stored.row
         if row.status == "started" and not self.effect(stored).may_repeat:
@@ -672,8 +686,8 @@ class _Ledger:
         scope, links = stored.ref.scope, stored.ref.links
         draft = Draft(self.space)
         draft.fence(lease.name, lease.token)
-        if row.run is not None:
-            draft.delete_ref(cancel_ref(row.run), scope=scope, expect=ABSENT)  # it does not begin otherwise
+        if run_id is not None:
+            draft.delete_ref(cancel_ref(run_id), scope=scope, expect=ABSENT)  # it does not begin otherwise
         if arguments is not None and row.attempt == 0:
             text, links = _store(draft, arguments, scope)
             row = structs.replace(row, arguments=text)
@@ -706,7 +720,7 @@ class _Ledger:
         *,
         kind: str,
         files: Sequence[str] = (),
-        cost_nanos: int | None = None,
+        cost_nanos: Mapping[str, int] | None = None,
         lease: Lease | None = None,
     ) -> _Stored:
         """Commit a decision or an outcome; ``lease`` must still be held, if it is given."""
@@ -719,11 +733,17 @@ class _Ledger:
             text, further = _store(draft, result, scope)
             links = (*links, *further)
             row = structs.replace(
-                row, result=text, ended_us=self.clock.now_us(), files=tuple(files), cost_nanos=cost_nanos
+                row,
+                result=text,
+                ended_us=self.clock.now_us(),
+                files=tuple(files[:MAX_FILES]),
+                file_count=len(files),
+                cost_nanos=dict(cost_nanos or {}),
             )
             draft.delete_ref(OPEN_EFFECTS + effect_id, scope=scope)
         name = self.put_row(draft, effect_id, row, scope, links=links, expect=stored.ref.version)
-        data = {"files": list(files)} if files else {}
+        data: dict[str, Any] = {"files": row.files, "file_count": row.file_count} if row.files else {}
+        data |= {"cost_nanos": row.cost_nanos} if row.cost_nanos else {}
         data |= {key: value for key, value in (("by", row.by), ("note", row.note)) if value is not None}
         self.put_event(draft, effect_id, row, scope, kind, data)
         version = self.engine.commit(draft.batch()).versions[name]
@@ -833,6 +853,7 @@ class _Ledger:
             ended_at_us=row.ended_us,
             result=self.value(row.result),
             files=row.files,
+            file_count=row.file_count,
             cost_nanos=row.cost_nanos,
             decided_by=row.by,
             note=row.note,

@@ -321,8 +321,10 @@ class Run(RunNode):
         readers: RunReaders | None = None,
     ) -> None:
         node = current_node.get()
-        if parent is None and node is not None and node.context.sink is sink:
-            parent = node.run_id
+        if node is not None:
+            node.context.uses += 1
+            if parent is None and node.context.sink is sink:
+                parent = node.run_id
         info = RunInfo(
             id=new_id() if id is None else check_id(id, "run id"),
             agent=agent,

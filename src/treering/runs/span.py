@@ -136,7 +136,7 @@ class CallGate(Protocol):
 class RunContext:
     """What all nodes of one run share: where rows go, the clock, and the gate that calls must pass."""
 
-    __slots__ = ("clock", "exchanges", "gate", "sink", "writer")
+    __slots__ = ("clock", "exchanges", "gate", "sink", "uses", "writer")
 
     def __init__(
         self, sink: RecordSink, clock: Clock, writer: SpanWriter, *, gate: CallGate | None = None
@@ -145,6 +145,8 @@ class RunContext:
         self.clock = clock
         self.writer = writer
         self.gate = gate
+        self.uses = 0
+        """Grows with whatever may cost something: usage that is recorded, and runs that start inside."""
         self.exchanges: object | None = None
         """What writes the run's exchanges (`treering.runs.exchanges`), once there is one."""
 
@@ -227,6 +229,8 @@ class RunNode:
         context = self._context
         message_id = check_id(id, "message id") if id is not None else new_id()
         counted = None if usage is None or replaying.now else usage_of(usage)
+        if counted is not None or cost is not None:
+            context.uses += 1
         write = partial(
             context.writer.write_message,
             id=message_id,
@@ -331,6 +335,7 @@ class Span(RunNode):
         if replaying.now:
             return
         self._usage = usage_of(usage)
+        self._context.uses += 1
         if cost is not None:
             self._cost_nanos = to_cost(cost)
             self._currency = check_currency(currency)

@@ -25,7 +25,7 @@ from treering.core.batch import Draft, Usage
 from treering.core.clock import to_iso
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import parse_scope, thread_scope
-from treering.core.query import ListQuery, each_listed, each_ref
+from treering.core.query import EventQuery, ListQuery, each_listed, each_record, each_ref
 from treering.errors import Conflict, RefMoved
 from treering.runs.cost import Cost, Costs
 from treering.runs.run import (
@@ -44,6 +44,7 @@ from treering.runs.run import (
     tree_link,
     write_state,
 )
+from treering.runs.span import OPEN, SPAN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from treering.core.clock import Clock
     from treering.core.engine import Engine
     from treering.core.records import Ref
+    from treering.runs.span import RunNode
 
 _MOST: Final = 10_000
 """How many runs of one tree are read."""
@@ -183,6 +185,37 @@ def _linked(
     refs = engine.refs(space, [run_ref(each) for each in ids]) if ids else {}
     found = [check(refs[run_ref(each)]) for each in ids if run_ref(each) in refs]
     yield from sorted(found, key=lambda each: (each.started_at_us, each.id))
+
+
+def cost_below(engine: Engine, space: str, node: RunNode, since_us: int) -> dict[str, int]:
+    """Return what a span of a run has cost since a time, in nano-units by currency.
+
+    That is the span itself, everything recorded below it, and the runs that its run has started since then:
+    a run that calls one tool at a time has started them in that call. Flushes first.
+    """
+    node.context.sink.flush()
+    parents: dict[str | None, str | None] = {}
+    spent: list[tuple[str | None, str, int]] = []
+    for record in each_record(engine, space, EventQuery(run=node.run_id, since_us=since_us)):
+        event = record.event
+        if event.kind.startswith((SPAN, OPEN)):
+            parents[event.span] = event.parent
+        if event.cost_nanos is not None and event.currency is not None:
+            spent.append((event.span, event.currency, event.cost_nanos))
+    nanos: dict[str, int] = {}
+    for span, currency, amount in spent:
+        above = span
+        while above is not None and above != node.span_id:
+            above = parents.get(above)
+        if above is not None:
+            nanos[currency] = nanos.get(currency, 0) + amount
+    costs = Costs(engine, space)
+    for child in _linked(engine, space, node.run_id, "child", run_from_ref):
+        if child.started_at_us >= since_us:
+            total = _node(engine, space, child, run_from_ref, costs, set()).total
+            for currency, amount in total.nanos.items():
+                nanos[currency] = nanos.get(currency, 0) + amount
+    return nanos
 
 
 def cancel(

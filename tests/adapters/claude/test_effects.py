@@ -113,6 +113,16 @@ def test_a_result_that_the_transcript_lost_is_the_reason_for_the_denial(store, s
     assert len(list(store.effects.list())) == 1
 
 
+def test_a_session_of_a_cancelled_run_stops_before_its_next_call(store, session):
+    with store.run("teller") as recorded:
+        store.flush()
+        store.runs.cancel(recorded.id)
+        reply = session.before("a", amount=5)
+    assert (reply["continue_"], "was cancelled" in denial(reply)) == (False, True)
+    (effect,) = store.effects.list(run_id=recorded.id)
+    assert effect.attempt == 0
+
+
 def test_the_same_call_after_its_result_is_another_one(store, session, tmp_path):
     session.before("a", amount=5)
     session.after("a", "tx_81")

@@ -18,6 +18,7 @@ from treering.adapters.langchain import EffectMiddleware
 from treering.adapters.langgraph import TreeringSaver
 from treering.effects import Outcome
 from treering.errors import InvalidInput
+from treering.runs.tree import RunCancelled
 
 WHERE: Any = {"configurable": {"thread_id": "t"}}
 
@@ -121,6 +122,17 @@ def test_a_call_is_recorded_with_its_result(store, shop) -> None:
         "call-1",
     )
     assert effect.result["content"] == "paid 1"
+
+
+def test_no_call_of_a_cancelled_run_begins(store, shop) -> None:
+    graph = graph_of(store, shop, asking())
+    with store.run("teller") as recorded:
+        store.flush()
+        store.runs.cancel(recorded.id)
+        with pytest.raises(RunCancelled):
+            run(graph, prompt(), durability="sync")
+    (effect,) = store.effects.list(run_id=recorded.id)
+    assert (effect.attempt, shop.paid) == (0, [])
 
 
 def test_parallel_calls_are_separate_effects(store, shop) -> None:

@@ -13,6 +13,7 @@ import treering
 from tests.adapters.openai_agents.items import QUIET
 from treering.adapters.openai_agents.session import TreeringSession
 from treering.effects import EffectUnknown, Outcome
+from treering.runs.tree import RunCancelled
 
 
 class Shop:
@@ -86,6 +87,19 @@ def test_a_call_is_recorded_with_its_result(store, shop) -> None:
     (effect,) = store.effects.list(thread_id="t")
     assert (effect.tool, effect.status, effect.arguments) == ("pay", "done", {"order": "1"})
     assert (effect.result, effect.call_id) == ("paid 1", "first-1")
+
+
+def test_no_call_of_a_cancelled_run_begins(store, shop) -> None:
+    with store.run("teller") as recorded:
+        store.flush()
+        store.runs.cancel(recorded.id)
+        with pytest.raises(UserError) as raised:
+            run(store, shop, [call()])
+    assert isinstance(raised.value.__cause__, RunCancelled)
+    (effect,) = store.effects.list(run_id=recorded.id)
+    assert (effect.attempt, shop.paid) == (0, [])
+    run(store, shop, [call()])  # another run makes it
+    assert shop.paid == ["1"]
 
 
 def test_the_same_call_in_a_later_turn_is_another_one(store, shop) -> None:

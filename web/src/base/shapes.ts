@@ -368,6 +368,8 @@ export interface Effect {
   owner: string | null;
   result: unknown;
   files: string[];
+  file_count: number;
+  cost_nanos: Record<string, number>;
   decided_by: string | null;
   note: string | null;
   checkpoint_id: string | null;

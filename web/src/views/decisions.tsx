@@ -3,7 +3,7 @@ import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 
 import { at, send } from "../base/api";
-import { brief, moneys, stamp, type Amount } from "../base/format";
+import { brief, count, moneys, plural, stamp, type Amount } from "../base/format";
 import { useKeys } from "../base/keys";
 import { useChanges } from "../base/live";
 import { asProblem, useGet, usePages } from "../base/query";
@@ -287,7 +287,19 @@ export function Effects({ id }: { id: string | undefined }) {
       changes="effect"
       empty="No effects"
       advice={<>Tool calls that are made once, whatever crashes, are listed here: <code>store.effects.plan(…)</code></>}
-      filter={<Choice label="State" name="status" values={STATUSES} />}
+      filter={
+        <>
+          <Choice label="State" name="status" values={STATUSES} />
+          {query["run"] && (
+            <span class="tag">
+              run <a href={href(["runs", query["run"]])}>{brief(query["run"])}</a>{" "}
+              <button type="button" class="quiet" aria-label="Show the effects of all runs" onClick={() => select({ run: null })}>
+                ×
+              </button>
+            </span>
+          )}
+        </>
+      }
       row={({ effect }) => (
         <a class="document-line" href={href(["effects", effect.id], query)}>
           <span class="document-name">
@@ -329,6 +341,7 @@ function OneEffect({ id, onDone }: { id: string; onDone: () => void }) {
             <Figure label="attempts" value={effect.attempt} note={effect.owner ?? undefined} />
             <Figure label="planned" value={<Time at={effect.planned_at_us} />} />
             <Figure label="key" value={<code>{key}</code>} note={<Copy text={key} />} />
+            {Object.keys(effect.cost_nanos).length > 0 && <Figure label="cost" value={moneys(amounts(effect.cost_nanos))} />}
             {effect.thread_id && (
               <Figure
                 label="thread"
@@ -342,6 +355,19 @@ function OneEffect({ id, onDone }: { id: string; onDone: () => void }) {
             <Value value={effect.arguments} name="arguments" open />
             {effect.result !== null && <Value value={effect.result} name="result" open />}
           </div>
+          {effect.file_count > 0 && (
+            <details>
+              <summary>{plural(effect.file_count, "file")} changed by the call</summary>
+              <ul>
+                {effect.files.map((path) => (
+                  <li key={path}>
+                    <code>{path}</code>
+                  </li>
+                ))}
+                {effect.file_count > effect.files.length && <li>and {count(effect.file_count - effect.files.length)} more</li>}
+              </ul>
+            </details>
+          )}
           {acting.trouble}
           {effect.status === "unknown" && (
             <>

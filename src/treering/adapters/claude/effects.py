@@ -20,6 +20,7 @@ from treering.adapters.shared import StoreOrUrl, json_text
 from treering.adapters.tool_effects import Probe, ToolEffects
 from treering.effects.effects import Attempt, Effect, Replay
 from treering.errors import MissingExtra
+from treering.runs.tree import RunCancelled
 from treering.sync_async import Closing
 
 try:
@@ -79,7 +80,10 @@ class TreeringEffectHooks(Closing):
         replay = self._calls.replay_of(tool)
         if replay == "safe":
             return {}
-        begun = await self._calls.arun(self._open, given, tool, call_id, replay)
+        try:
+            begun = await self._calls.arun(self._open, given, tool, call_id, replay)
+        except RunCancelled as cancelled:
+            return _stopped(str(cancelled), f"Do not make this call: {cancelled}")
         if isinstance(begun, Attempt):
             self._attempts[call_id] = given["session_id"], begun
             return {}
@@ -142,15 +146,16 @@ class TreeringEffectHooks(Closing):
 def _denied(effect: Effect) -> dict[str, Any]:
     """Return the answer to ``PreToolUse`` for a call that is not to be made."""
     if not effect.is_finished:
-        return {
-            "continue_": False,
-            "stopReason": effect.question,
-            "hookSpecificOutput": _decision(f"Do not repeat this call: {effect.question}"),
-        }
+        return _stopped(effect.question, f"Do not repeat this call: {effect.question}")
     result = effect.result if isinstance(effect.result, str) else json_text(effect.result)
     outcome = "was given up or failed" if effect.is_error else "was made before, and succeeded"
     reason = f"This call {outcome}; do not repeat it. Its result: {result} {_mark(effect)}"
     return {"hookSpecificOutput": _decision(reason)}
+
+
+def _stopped(why: str, reason: str) -> dict[str, Any]:
+    """Return the answer to ``PreToolUse`` that denies a call and stops the session."""
+    return {"continue_": False, "stopReason": why, "hookSpecificOutput": _decision(reason)}
 
 
 def _mark(effect: Effect) -> str:

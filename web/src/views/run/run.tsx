@@ -17,7 +17,7 @@ import { Details } from "./details";
 import { Replay } from "./replay";
 import { Spending } from "./spending";
 import { Trace } from "./trace";
-import { Tree } from "./tree";
+import { RunEffects, Tree } from "./tree";
 import { Waterfall } from "./waterfall";
 
 type Tab = "timeline" | "conversation" | "details" | "cost";
@@ -130,6 +130,7 @@ function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
           )}
         </dl>
         <Tree id={run.id} onChange={load} />
+        <RunEffects run={run} />
         {run.thread && <PartialReply thread={run.thread} namespace={run.namespace} run={run.id} />}
       </Head>
       {problem && trace.records.length === 0 ? (

@@ -1,10 +1,13 @@
-// The tree of a run: its attempts and its sub-agents, with own and total cost, and cancelling them as one.
+// What belongs to a run: its attempts and its sub-agents, with own and total cost, and cancelling them as one;
+// and the side effects of its tool calls.
 import { useState } from "preact/hooks";
 
 import { at, send } from "../../base/api";
 import { brief, count, moneys, plural, type Amount } from "../../base/format";
+import { useChanges } from "../../base/live";
 import { asProblem, useGet } from "../../base/query";
 import { href } from "../../base/route";
+import type { EffectPage, RunLine } from "../../base/shapes";
 import { Status } from "../../ui/bits";
 import { Confirm } from "../../ui/dialog";
 
@@ -90,6 +93,33 @@ export function Tree({ id, onChange }: { id: string; onChange: () => void }) {
           <p>Agents stop before their next step, no further side effect starts, and open questions are closed. What they have done stays.</p>
         </Confirm>
       )}
+    </details>
+  );
+}
+
+/** The newest effects of a run; nothing if it has none. Those of a run that was resumed are its first attempt's. */
+export function RunEffects({ run }: { run: RunLine }) {
+  const first = typeof run.meta["resumes"] === "string" ? run.meta["resumes"] : run.id;
+  const asked = useGet<EffectPage>(at(["effects"], { run: first, limit: 100 }));
+  useChanges((event) => event.kind.startsWith("effect.") && event.run === first, asked.reload);
+  const effects = asked.data?.effects ?? [];
+  if (effects.length === 0) return null;
+  const unknown = effects.filter(({ effect }) => effect.status === "unknown").length;
+  return (
+    <details class="run-tree" open={unknown > 0}>
+      <summary>
+        {asked.data?.next_cursor ? `More than ${effects.length} effects` : plural(effects.length, "effect")}
+        {unknown > 0 && `, ${unknown} unknown`}
+      </summary>
+      <ul aria-label="Effects of the run">
+        {effects.map(({ effect, key }) => (
+          <li key={effect.id}>
+            <a href={href(["effects", effect.id], { run: first })}>{effect.tool}</a> <Status status={effect.status} />{" "}
+            {plural(effect.attempt, "attempt")} <code class="muted">{key}</code>
+          </li>
+        ))}
+      </ul>
+      <a href={href(["effects"], { run: first })}>All effects of the run</a>
     </details>
   );
 }
