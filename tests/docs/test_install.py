@@ -53,9 +53,10 @@ def wheel(tmp_path_factory) -> Path:
 def installed(wheel, tmp_path_factory) -> Path:
     """The interpreter of an environment that has the wheel and what it asks for."""
     folder = tmp_path_factory.mktemp("environment")
-    run(UV, "venv", "--quiet", "--python", sys.executable, folder / ".venv")
+    run(UV, "venv", "--quiet", "--seed", "--python", sys.executable, folder / ".venv")  # --seed: with pip
     python = folder / ".venv" / "bin" / "python"
-    run(UV, "pip", "install", "--quiet", "--python", python, f"{wheel}[prices,server]")
+    pip = (python, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    run(*pip, "install", "--no-compile", f"{wheel}[prices,server]", env=clean_environment(python))
     return python
 
 

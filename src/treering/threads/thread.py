@@ -14,6 +14,7 @@ the journal.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping
 from datetime import datetime
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 import msgspec
 
+from treering.core.encoding import encode_json
 from treering.core.forks import forked_thread
 from treering.core.ids import check_id, new_id, short_id
 from treering.core.notebook import table
@@ -344,7 +346,8 @@ class Thread:
 
         A graph that waits is answered where it looks for the answer, and then goes on when it is invoked
         without input: ``graph.invoke(None, config)``. To it, ``approve`` is True and ``deny`` False, or the
-        decisions of LangChain's approval of tool calls; ``edit`` gives it any value.
+        decisions of LangChain's approval of tool calls. ``edit`` gives it any value; for one tool call,
+        the arguments to call it with are enough.
         """
         asked: Asked | None = None
         for _ in range(_ANSWERS_AT_ONCE):
@@ -352,7 +355,7 @@ class Thread:
             known = self._approval_id(interrupt_id) if before is None else before.id
             if known is not None and (asked is None or asked.id != known):
                 self._raise_if_answered(known)
-            answer_interrupt(
+            given = answer_interrupt(
                 self.id,
                 None if asked is None else asked.pending,
                 decision,
@@ -361,6 +364,8 @@ class Thread:
             )
             if asked is None:
                 break
+            if decision == "edit":
+                value = given["payload"]
             if self._expire(asked) is not None:
                 self._raise_if_answered(asked.id)
             cast_vote = self._ballots.cast(
@@ -950,5 +955,40 @@ def answer_interrupt(
         raise InvalidInput(f"{decision!r} is not a decision; use approve, deny or edit")
     if (decision == "edit") != (value is not None):
         raise InvalidInput("edit requires the new value, and the other decisions take none")
-    payload = value if decision == "edit" else known.get("payload")
+    payload = _fitting(thread_id, known, decision, value) if decision == "edit" else known.get("payload")
     return {"id": known.get("id"), "decision": decision, "payload": payload}
+
+
+def _fitting(thread_id: str, pending: Mapping[str, Any], decision: Decision, value: Any) -> Any:
+    """Return an edited value in the form that the one who asks can read.
+
+    A framework may say in the interrupt what such a value looks like (``answer.values.edit``), and where in
+    it the arguments of a single tool call are (``answer.arguments``). Any other value would break its next
+    step.
+    """
+    answer: Mapping[str, Any] = pending.get("answer") or {}
+    example: Any = answer.get("values", {}).get(decision)
+    if not isinstance(example, Mapping):
+        return value
+    like = cast("Mapping[str, Any]", example)
+    fields = cast("Mapping[str, Any]", value if isinstance(value, Mapping) else {})
+    if fields.keys() == like.keys() and all(_same_form(fields[name], like[name]) for name in like):
+        return fields
+    path: Sequence[str | int] = answer.get("arguments") or ()
+    if path and isinstance(value, Mapping) and not fields.keys() & like.keys():
+        whole = copy.deepcopy(dict(like))
+        place: Any = whole
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = fields
+        return whole
+    raise InvalidInput(
+        f"thread {thread_id!r} waits for an answer of another form; change what is to be different in "
+        f"{encode_json(like).decode()} and give all of it as the value"
+    )
+
+
+def _same_form(value: Any, example: Any) -> bool:
+    if isinstance(example, list):
+        return isinstance(value, list) and len(cast("list[Any]", value)) == len(cast("list[Any]", example))
+    return True

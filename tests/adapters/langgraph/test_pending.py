@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -9,11 +10,13 @@ from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send, interrupt
+from typer.testing import CliRunner
 
 import treering
 from treering.adapters.langgraph.saver import TreeringSaver
+from treering.cli.main import app
 from treering.core.query import ListQuery, each_listed
-from treering.errors import Conflict
+from treering.errors import Conflict, InvalidInput
 from treering.threads.writer import THREADS, WAITING, read_head
 
 CONFIG: Any = {"configurable": {"thread_id": "alice"}}
@@ -128,11 +131,13 @@ class Agent(GenericFakeChatModel):
         return self
 
 
+@pytest.mark.parametrize("by", ["python", "whole answer", "command line"])
 @pytest.mark.parametrize("decision, sent", [("approve", [20]), ("deny", []), ("edit", [5])])
-def test_the_approval_of_a_tool_call_is_given_from_outside(store, decision, sent):
+def test_the_approval_of_a_tool_call_is_given_from_outside(tmp_path, decision, sent, by):
     agents = pytest.importorskip("langchain.agents")
     middleware = pytest.importorskip("langchain.agents.middleware")
     done: list[int] = []
+    store = treering.open(tmp_path / "store")
 
     def refund(amount: int) -> str:
         """Send money."""
@@ -151,13 +156,35 @@ def test_the_approval_of_a_tool_call_is_given_from_outside(store, decision, sent
     thread = store.thread("alice")
     pending = thread.load().pending_interrupt
     assert pending["payload"]["action_requests"][0]["args"] == {"amount": 20}
-    value = None
-    if decision == "edit":
+    value = {"amount": 5}
+    if by == "whole answer":
         value = pending["answer"]["values"]["edit"]
         value["decisions"][0]["edited_action"]["args"]["amount"] = 5
-    thread.resume(decision, value=value)
+    if by == "command line":
+        words = ["resume", "alice", decision, "--store", str(tmp_path / "store")]
+        told = CliRunner().invoke(
+            app, [*words, *(["--value", json.dumps(value)] if decision == "edit" else [])]
+        )
+        assert told.exit_code == 0, told.output
+    else:
+        thread.resume(decision, value=value if decision == "edit" else None)
     assert agent.invoke(None, CONFIG)["messages"][-1].content == "Done."
     assert done == sent
+    store.close()
+
+
+@pytest.mark.parametrize("value", [["amount", 5], {"decisions": []}, {"decisions": [], "amount": 5}])
+def test_an_edited_tool_call_that_the_agent_could_not_read_is_refused(store, value):
+    asks = {"action_requests": [{"name": "refund", "args": {"amount": 20}}], "review_configs": []}
+
+    def approve(state: State) -> State:  # noqa: ARG001 - as LangGraph calls it
+        return {"said": [interrupt(asks)]}
+
+    waits = graph(store, approve)
+    waits.invoke({"said": []}, CONFIG)
+    with pytest.raises(InvalidInput, match="edited_action"):
+        store.thread("alice").resume("edit", value=value)
+    assert store.thread("alice").load().pending_interrupt is not None
 
 
 def plan(state: State) -> State:  # noqa: ARG001 - as LangGraph calls it

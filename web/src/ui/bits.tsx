@@ -35,6 +35,18 @@ export function SaidLine({ said }: { said: Said }) {
   );
 }
 
+/** A long name that gives way in its middle, because names often differ only at the end. */
+export function Name({ text }: { text: string }) {
+  const shown = visible(text);
+  if (shown.length < 24 || !/^[!-~]+$/.test(shown)) return <>{shown}</>;
+  return (
+    <span class="ends">
+      <span class="cut">{shown.slice(0, -12)}</span>
+      <span>{shown.slice(-12)}</span>
+    </span>
+  );
+}
+
 export function Time({ at }: { at: number | string | null | undefined }) {
   return <time title={stamp(at)}>{ago(at)}</time>;
 }

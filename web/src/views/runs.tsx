@@ -8,7 +8,7 @@ import { useChanges, useEvery } from "../base/live";
 import { usePages } from "../base/query";
 import { go, href, route, select } from "../base/route";
 import type { RunLine } from "../base/shapes";
-import { Head, Id, Status, Tags, Time } from "../ui/bits";
+import { Head, Id, Name, Status, Tags, Time } from "../ui/bits";
 import { Rows } from "../ui/rows";
 import { Search } from "../ui/search";
 import { Sparkline } from "../ui/sparkline";
@@ -235,7 +235,10 @@ function List({ runs, isSorted, onEnd, hasMore }: ListProps) {
                 <Status status={run.status} />
                 <span class="run-words">
                   <span class="two">
-                    <strong>{run.agent ?? "run"}</strong> <Id id={run.id} />
+                    <strong title={run.agent ?? undefined}>
+                      <Name text={run.agent ?? "run"} />
+                    </strong>{" "}
+                    <Id id={run.id} />
                     {run.thread && <span class="muted cut">{run.thread}</span>}
                     <Tags tags={run.tags} isShort />
                     {run.archived && <span class="tag" title="Its events are in Parquet files">archived</span>}

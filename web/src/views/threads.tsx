@@ -7,7 +7,7 @@ import { useChanges } from "../base/live";
 import { usePages } from "../base/query";
 import { go, href, route, select } from "../base/route";
 import type { ThreadOverview } from "../base/shapes";
-import { Head, SaidLine, Time } from "../ui/bits";
+import { Head, Name, SaidLine, Time } from "../ui/bits";
 import { Rows } from "../ui/rows";
 import { Search } from "../ui/search";
 import { Answer, Empty } from "../ui/states";
@@ -62,7 +62,9 @@ export function Threads() {
                 row={(thread) => (
                   <a class="line" href={href(["threads", thread.id], { namespace: thread.namespace })}>
                     <span class="two" title={thread.id}>
-                      <strong>{thread.id}</strong>
+                      <strong>
+                        <Name text={thread.id} />
+                      </strong>
                       {thread.namespace && <span class="muted small">{thread.namespace}</span>}
                     </span>
                     <Newest thread={thread} />

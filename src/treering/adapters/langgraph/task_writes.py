@@ -244,7 +244,7 @@ def pending_after(
     for each in (interrupt for value in asked for interrupt in _interrupts(value)):
         payload = _plain(each.value)
         place = place_of(each.id)
-        answer = None if place is None else {**place, "values": _answers(payload)}
+        answer = None if place is None else {**place, **_answers(payload)}
         waiting.append({"id": each.id, "payload": payload, "task": task, "answer": answer})
     plain = [{name: value for name, value in each.items() if name != "others"} for each in waiting]
     return {**plain[0], **({"others": plain[1:]} if plain[1:] else {})} if plain else None
@@ -259,19 +259,21 @@ def _interrupts(value: Any) -> list[Any]:
 def _answers(payload: Any) -> dict[str, Any]:
     """Return what decisions mean to the graph: those of LangChain's approval of tool calls, else yes and no.
 
-    The value of ``edit`` is one to start from.
+    The value of ``edit`` is one to start from; ``arguments`` says where in it those of a single call are.
     """
     fields = cast("dict[str, Any]", payload if isinstance(payload, dict) else {})
     requests = fields.get("action_requests")
     if not isinstance(requests, list) or not requests:
-        return {"approve": True, "deny": False}
+        return {"values": {"approve": True, "deny": False}}
     calls = cast("list[dict[str, Any]]", requests)
     edited = [{"name": each.get("name"), "args": each.get("args")} for each in calls]
-    return {
+    values = {
         "approve": {"decisions": [{"type": "approve"} for _ in calls]},
         "deny": {"decisions": [{"type": "reject"} for _ in calls]},
         "edit": {"decisions": [{"type": "edit", "edited_action": each} for each in edited]},
     }
+    arguments = ["decisions", 0, "edited_action", "args"] if len(calls) == 1 else None
+    return {"values": values, "arguments": arguments}
 
 
 def _plain(value: Any) -> Any:

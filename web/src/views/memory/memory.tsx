@@ -8,7 +8,7 @@ import { useChanges } from "../../base/live";
 import { useGet, usePages } from "../../base/query";
 import { go, href, route, select } from "../../base/route";
 import type { MemoryDocument } from "../../base/shapes";
-import { Head, Tags, Time } from "../../ui/bits";
+import { Head, Name, Tags, Time } from "../../ui/bits";
 import { Rows } from "../../ui/rows";
 import { Search } from "../../ui/search";
 import { Answer, Empty } from "../../ui/states";
@@ -99,7 +99,9 @@ export function Memory({ id }: { id: string | undefined }) {
                 row={(document) => (
                   <a class="document-line" href={href(["memory", document.id], { namespace, tag, q })}>
                     <span class="document-name">
-                      <strong class="cut">{document.id}</strong>
+                      <strong class="cut" title={document.id}>
+                        <Name text={document.id} />
+                      </strong>
                       {document.metadata.auto_load && <span class="tag good">auto-load</span>}
                       {isOver(document) && <span class="tag warn">expired</span>}
                       <Tags tags={document.metadata.tags} isShort />

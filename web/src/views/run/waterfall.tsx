@@ -5,6 +5,7 @@ import { useLayoutEffect, useMemo, useRef } from "preact/hooks";
 import { duration, exact, plural } from "../../base/format";
 import { useKeys } from "../../base/keys";
 import type { RunRecord } from "../../base/shapes";
+import { Name } from "../../ui/bits";
 import { Rows } from "../../ui/rows";
 import { Overview } from "./overview";
 import { title, type Trace, type TraceRow } from "./trace";
@@ -223,7 +224,7 @@ function Lane({
         <button type="button" class="lane-title" onClick={() => onSelect(record)}>
           <i class={`dot ${kind}`} aria-hidden="true" />
           <span class="cut" title={title(record)}>
-            {title(record)}
+            <Name text={title(record)} />
           </span>
         </button>
       </span>

@@ -8,7 +8,7 @@ import { useChanges } from "../../base/live";
 import { useGet, usePages } from "../../base/query";
 import { go, href, route, select } from "../../base/route";
 import type { FileChange, FoundSecret, SandboxCheckpoint, SessionOutput, SnapshotInfo } from "../../base/shapes";
-import { Copy, Crumb, Head, Id, SecretsTag, Tabs, Tags, Time } from "../../ui/bits";
+import { Copy, Crumb, Head, Id, Name, SecretsTag, Tabs, Tags, Time } from "../../ui/bits";
 import { Rows } from "../../ui/rows";
 import { Answer, Empty } from "../../ui/states";
 import { Browser } from "./browser";
@@ -151,7 +151,9 @@ function Snapshots() {
                 row={(snapshot) => (
                   <a class="line" href={href(["workspace", snapshot.id])}>
                     <Id id={snapshot.id} />
-                    <span class="cut name">{snapshot.workspace}</span>
+                    <span class="cut name" title={snapshot.workspace}>
+                      <Name text={snapshot.workspace} />
+                    </span>
                     <span class="cut note">
                       {snapshot.note} <Tags tags={snapshot.tags} /> <SecretsTag secrets={snapshot.secrets} />
                     </span>
