@@ -18,7 +18,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 PICTURE: Final = ROOT / "docs" / "assets" / "demo.svg"
 
-COLUMNS: Final = 92
+COLUMNS: Final = 112
 ROWS: Final = 22
 LINE: Final = 19  # pixels
 CHARACTER: Final = 8.1
@@ -41,9 +41,13 @@ def main() -> None:
         text=True,
         check=True,
     )
-    lines = ["$ make demo", *(line[:COLUMNS].rstrip() for line in demo.stdout.rstrip().splitlines())]
+    lines = ["$ make demo", *(cut(line) for line in demo.stdout.rstrip().splitlines())]
     PICTURE.write_text(draw(lines), encoding="utf-8")
     print(f"wrote {PICTURE.relative_to(ROOT)} ({len(lines)} lines)")
+
+
+def cut(line: str) -> str:
+    return line.rstrip() if len(line) <= COLUMNS else f"{line[: COLUMNS - 1]}…"
 
 
 def kind_of(line: str) -> str:
@@ -95,7 +99,7 @@ def draw(lines: list[str]) -> str:
             *rules,
             "</style>",
             f'<rect class="window" width="{width}" height="{height}" rx="8"/>',
-            f'<clipPath id="view"><rect width="{width}" height="{height - 12}"/></clipPath>',
+            f'<clipPath id="view"><rect y="16" width="{width}" height="{height - 28}"/></clipPath>',
             '<g clip-path="url(#view)"><g id="all">',
             *texts,
             "</g></g></svg>",

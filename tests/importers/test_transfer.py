@@ -122,6 +122,16 @@ def test_a_second_push_sends_only_what_is_new(laptop, team, folder):
     assert team.cost.of_thread("alice").total == laptop.cost.of_thread("alice").total
 
 
+def test_progress_counts_the_bytes_of_all_threads(laptop, team):
+    for name in ("alice", "bob"):
+        laptop.thread(name).append({"role": "user", "content": "Where is my refund?"})
+    seen = []
+    report = treering.push(laptop, "team://default", on_progress=seen.append)
+    assert [each.bytes for each in seen] == sorted(each.bytes for each in seen)
+    assert (seen[-1].number, seen[-1].bytes) == (2, report.bytes)
+    assert team.thread("bob").load().message_count == 1
+
+
 def test_it_goes_back_and_forth(laptop, team, tmp_path):
     work(laptop)
     treering.push(laptop, "team://default/alice")

@@ -273,7 +273,10 @@ def find_snapshot(store: Store, text: str, user_namespace: str = "") -> str:
 
     if (named := snapshot_by_name(store, text)) is not None:
         return named
-    checkpoint = Finder(store.engine, store.space, user_namespace, local_times=True).checkpoint(text)
+    try:
+        checkpoint = Finder(store.engine, store.space, user_namespace, local_times=True).checkpoint(text)
+    except NotFound as error:
+        raise NotFound(f"no snapshot {text!r} (list them with: treering snapshots); {error}") from None
     if checkpoint.snapshot is None:
         raise NotFound(f"checkpoint {checkpoint.id} has no files; save with workspace= to include them")
     return checkpoint.snapshot.removeprefix("o:")

@@ -103,7 +103,7 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransferProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a push or a pull is: the thread, and the bytes sent of it and in all."""
+    """How far a push or a pull is: the thread, and the bytes sent so far, of all threads."""
 
     thread: str
     number: int
@@ -323,8 +323,10 @@ class _Mover:
                 )
             threads = [info]
         moved: list[ThreadTransfer] = []
+        total = 0
         for number, each in enumerate(threads, 1):
-            moved.append(self._move(each, number, len(threads)))
+            moved.append(self._move(each, number, len(threads), before=total))
+            total += moved[-1].bytes
         return TransferReport(
             source=self._source.url,
             target=self._target.url,
@@ -332,7 +334,7 @@ class _Mover:
             dry_run=self._options.dry_run,
         )
 
-    def _move(self, thread: ThreadInfo, number: int, of_threads: int) -> ThreadTransfer:
+    def _move(self, thread: ThreadInfo, number: int, of_threads: int, *, before: int) -> ThreadTransfer:
         sent = 0
 
         def count(size: int) -> None:
@@ -340,7 +342,9 @@ class _Mover:
             sent += size
             if self._options.on_progress is not None:
                 self._options.on_progress(
-                    TransferProgress(thread=thread.id, number=number, of_threads=of_threads, bytes=sent)
+                    TransferProgress(
+                        thread=thread.id, number=number, of_threads=of_threads, bytes=before + sent
+                    )
                 )
 
         count(0)

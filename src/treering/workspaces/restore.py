@@ -547,14 +547,13 @@ class PlanApplier:
         before_switch: Callable[[], None] | None = None,
         on_progress: Callable[[FileProgress], None] | None = None,
     ) -> None:
-        self._files = FileWriter(source)
+        self._files = FileWriter(source, on_progress=None if on_progress is None else self._report)
         self._joins = joins
         self._now_ns = now_ns
         self._before_switch = before_switch
         self._on_progress = on_progress
         self._folders: dict[FolderPlan, _OpenFolder] = {}
         self._waiting: deque[_OpenFolder] = deque()
-        self._staged_files = 0
         self._of_files = 0
         self._of_bytes = 0
         self.removed: list[str] = []
@@ -584,6 +583,10 @@ class PlanApplier:
                 each.close()
             area.close()
         return self._cached_after(plan, now_ns=self._now_ns())
+
+    def _report(self, files: int, size: int) -> None:
+        if self._on_progress is not None:
+            self._on_progress(FileProgress(files, size, self._of_files, self._of_bytes))
 
     # Staging
     def _stage(self, folder: _OpenFolder) -> None:
@@ -639,11 +642,6 @@ class PlanApplier:
         folder.batches.clear()
         for entry in folder.plan.files:
             self.bytes += entry.size
-            self._staged_files += 1
-            if self._on_progress is not None:
-                self._on_progress(
-                    FileProgress(self._staged_files, self.bytes, self._of_files, self._of_bytes)
-                )
         if folder.existing < 0:
             os.fchmod(folder.staged, folder.mode)
         folder.close()

@@ -52,6 +52,7 @@ _READ_AHEAD: Final = 4
 """How many batches of small files, and of a large file's objects, are announced before they are needed."""
 _MAX_QUEUED: Final = 16
 """How many large files may wait for their thread; the caller waits when there are more."""
+_PROGRESS_SECONDS: Final = 0.2  # between two reports while a large file is written
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ST_BLOCK: Final = 512  # what st_blocks counts in
 _COPY_BYTES: Final = 1 << 20
@@ -127,10 +128,15 @@ class _Stopped(Exception):
 
 
 class FileWriter:
-    """Writes the files of one restore."""
+    """Writes the files of one restore; ``on_progress`` is told how many files and bytes are written."""
 
-    def __init__(self, source: ContentSource) -> None:
+    def __init__(
+        self, source: ContentSource, *, on_progress: Callable[[int, int], None] | None = None
+    ) -> None:
         self._source = source
+        self._on_progress = on_progress
+        self._small_files = self._small_bytes = 0
+        self._large_files = self._large_bytes = 0  # counted by the other thread
         self._large = ThreadPoolExecutor(1, "treering-large")
         self._small = ThreadPoolExecutor(1, "treering-small")
         self._queued: deque[Future[None]] = deque()
@@ -168,6 +174,7 @@ class FileWriter:
     def finish(self, batch: FileBatch) -> None:
         """Return when all files of a batch are written; raise what went wrong."""
         if batch.future is not None:
+            self._await(batch.future)
             batch.future.result()
         if batch is self._open:
             self._close_batch()
@@ -176,7 +183,17 @@ class FileWriter:
 
     def wait(self) -> None:
         """Wait until one more large file is done or has failed."""
-        wait([self._queued.popleft()])
+        self._await(self._queued.popleft())
+
+    def _await(self, written: Future[None]) -> None:
+        pause = None if self._on_progress is None else _PROGRESS_SECONDS
+        while wait([written], timeout=pause).not_done:
+            self._tell()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(self._small_files + self._large_files, self._small_bytes + self._large_bytes)
 
     def _close_batch(self) -> None:
         batch, self._open = self._open, FileBatch()
@@ -211,6 +228,9 @@ class FileWriter:
         for (folder, entry), read in zip(batch.files, batch.contents.result(), strict=True):
             self._write(folder, entry, read.pieces)
             folder.secrets[entry.name] = read.secrets
+            self._small_files += 1
+            self._small_bytes += entry.size
+            self._tell()
         batch.files, batch.contents = [], None
 
     def _write_large(self, folder: TargetFolder, entry: FileEntry) -> None:
@@ -224,11 +244,13 @@ class FileWriter:
             if existing is not None:
                 existing.close()
         folder.cuts[entry.name] = tuple(cuts)
+        self._large_files += 1
 
     def _pieces(
         self, entry: FileEntry, existing: ExistingFile | None, cuts: list[int]
     ) -> Iterator[bytes | CopyRange]:
         ranges: Mapping[str, CopyRange] = {} if existing is None else existing.ranges
+        self._large_bytes -= sum(cuts)  # what was written of a file that changed, and begins again
         cuts.clear()
         for names in batches([entry]):
             if self._is_stopped:
@@ -242,6 +264,7 @@ class FileWriter:
             for name in names:
                 piece = ranges.get(name) or found[name].data
                 cuts.append(piece.size if isinstance(piece, CopyRange) else len(piece))
+                self._large_bytes += cuts[-1]
                 yield piece
 
     def _write(
