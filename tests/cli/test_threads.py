@@ -163,7 +163,7 @@ class TestShow:
         out = treering_("show", "support/alice").out
         assert "support/alice, step 3" in out
         assert "    0 user       Where is my refund?\n    1 assistant  It was sent on Monday.\n" in out
-        assert 'waits for   {"id":"pay-1","payload":{"tool":"pay","amount":30}}' in out
+        assert 'waits for   {"tool":"pay","amount":30} (interrupt pay-1)' in out
         assert '  todos = ["check the bank"]' in out
 
     @pytest.mark.parametrize("way", ["step", "back", "id", "prefix", "time", "id of thread"])

@@ -82,7 +82,7 @@ def checkpoint_lines(
         "tags": ", ".join(record.tags),
         "files": (record.snapshot or "").removeprefix("o:"),
         "metadata": json_text(metadata) if metadata else "",
-        "waits for": json_text(record.pending_interrupt) if record.pending_interrupt is not None else "",
+        "waits for": _waits_for(record.pending_interrupt) if record.pending_interrupt is not None else "",
     }
     yield from (f"  {name:<10}  {clean(fact)}" for name, fact in facts.items() if fact)
     for name, prefix in record.lists.items():
@@ -954,6 +954,17 @@ def _title(growth: ThreadTree) -> Text:
     return title
 
 
+def _waits_for(pending: Any) -> str:
+    from treering.approvals.questions import interrupt_id
+
+    named = interrupt_id(pending)
+    return _asked(pending) if named is None else f"{_asked(pending)} (interrupt {named})"
+
+
 def _asked(pending: Any) -> str:
-    payload = pending.get("payload", pending) if isinstance(pending, dict) else pending  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return one_line(clean(as_json(payload)))
+    """Return what a pending interrupt asks for: the tool calls, or else its payload."""
+    from treering.approvals.questions import read_question
+
+    question = read_question(pending)
+    calls = ", ".join(f"{each.tool}({json_text(each.arguments)})" for each in question.calls)
+    return one_line(clean(calls or as_json(question.payload)))

@@ -161,6 +161,8 @@ def test_the_approval_of_a_tool_call_is_given_from_outside(tmp_path, decision, s
         value = pending["answer"]["values"]["edit"]
         value["decisions"][0]["edited_action"]["args"]["amount"] = 5
     if by == "command line":
+        shown = CliRunner().invoke(app, ["show", "alice", "--store", str(tmp_path / "store")])
+        assert 'waits for   refund({"amount":20}) (interrupt ' in shown.output
         words = ["resume", "alice", decision, "--store", str(tmp_path / "store")]
         told = CliRunner().invoke(
             app, [*words, *(["--value", json.dumps(value)] if decision == "edit" else [])]
