@@ -51,8 +51,8 @@ def test_a_printed_time_selects_the_checkpoint_that_it_was_printed_for(run, tmp_
     assert name == "JST"
     # The text is to the second, so the checkpoint is at or before the next second.
     later = f"{day}T{clock}.999999"
-    assert run("show", f"t@{later}", "--json").json["id"] == saved.id
-    assert run("show", f"t@{later}+00:00", "--json").json["id"] == saved.id  # nine hours later
+    assert run("show", f"t@{later}", "--json").json["checkpoint"]["id"] == saved.id
+    assert run("show", f"t@{later}+00:00", "--json").json["checkpoint"]["id"] == saved.id  # nine hours later
     assert run("show", f"t@{later}+12:00").code == 3  # three hours before it was saved
 
 

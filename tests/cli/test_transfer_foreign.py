@@ -98,7 +98,7 @@ class TestLangGraph:
             graph.invoke({"messages": [("user", "hi")]}, {"configurable": {"thread_id": "t"}})
         done = run("import", "langgraph", empty_postgres_url, "--json").json
         assert counts(done)["checkpoints"] == (3, 3, 0)
-        assert run("show", "t", "--json").json["message_count"] == 2
+        assert run("show", "t", "--json").json["checkpoint"]["message_count"] == 2
 
     def test_no_secret_in_the_message(self, run, tmp_path):
         ran = run("import", "langgraph", "postgresql://me:hunter2@127.0.0.1:1/x?connect_timeout=2")

@@ -591,23 +591,23 @@ def test_readers_that_take_nothing_hold_little_and_delay_nobody(tmp_path):
         assert peak_bytes(served) - before < 300 * MB
 
 
-FRAMES = {
+FLOODS = {
     "pings": b"\x89\x80" + bytes(4),
     "messages": b"\x81\x80" + bytes(4),
     "pieces of a message": b"\x00\x80" + bytes(4),
 }
 
 
-@pytest.mark.parametrize("name", FRAMES)
+@pytest.mark.parametrize("name", FLOODS)
 def test_a_client_of_the_websocket_that_sends_is_closed_with_a_reason(victim, client, name):
     """It only listens. A frame has six bytes, and parsing the many of one read would stop the event loop."""
     first = b"\x01\x80" + bytes(4) if name.startswith("pieces") else b""
     with closing(upgrade(victim, "/ws")) as connection:
         received = connection.recv(65536)
-        connection.sendall(first + FRAMES[name] * 100)  # as many as pings of two minutes
+        connection.sendall(first + FLOODS[name] * 100)  # as many as pings of two minutes
         assert client.get("/healthz").status_code == 200
         with suppress(ConnectionError):
-            connection.sendall(FRAMES[name] * 10_000)
+            connection.sendall(FLOODS[name] * 10_000)
             while piece := connection.recv(65536):
                 received += piece
     assert received.count(b"\x8a\x00") <= 2 * 4096 // 6, "no more pings were answered than a client may send"
@@ -617,7 +617,7 @@ def test_a_client_that_floods_slowly_is_told_why(victim):
     with closing(upgrade(victim, "/ws")) as connection:
         received = b""
         for _ in range(8):
-            connection.sendall(FRAMES["pings"] * 100)
+            connection.sendall(FLOODS["pings"] * 100)
             received = connection.recv(65536)
             if b"only listen" in received:
                 break

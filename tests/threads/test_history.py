@@ -156,9 +156,9 @@ def test_a_checkpoint_as_a_dict(store):
     told_ = checkpoint.to_dict()
     assert told_ == {
         "id": checkpoint.id,
-        "thread_id": "t",
+        "thread": "t",
         "namespace": "ns",
-        "parent_id": None,
+        "parent": None,
         "step": 0,
         "created_at": checkpoint.created_at.isoformat(),
         "note": "first",

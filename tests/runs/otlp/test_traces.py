@@ -188,7 +188,7 @@ def test_when_a_stream_began_is_known_in_every_convention(store, attributes, eve
     (call,) = rows(store, "span.llm")
     assert told(call).get("first_token_us") == first_us
     (row,) = store.performance.report(by="model").rows
-    assert (row.first_token and row.first_token.p50_us) == first_us
+    assert (row.first_token and row.first_token.mean_us) == first_us
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.server.gateway.requests import post
 
 from treering.core.batch import Draft, Event
 from treering.core.content import Content
-from treering.core.query import Erasure, EventQuery, ListQuery, SearchQuery, SumQuery
+from treering.core.query import Erasure, EventQuery, ListQuery, SearchQuery, SqlQuery, SumQuery
 from treering.core.records import Lease, Slice
 from treering.engines.remote import protocol
 from treering.engines.remote.engine import open_remote
@@ -33,6 +33,9 @@ LEASE = Lease(space="b", name="job", holder="b", token=1, expires_at_us=2**52)
 CALLS = {
     "hello": lambda on, _: on._handshake(),
     "commit": lambda on, space: on.commit(batches.set_ref(space, "mine")),
+    "query": lambda on, space: on.query(space, SqlQuery(sql="SELECT id, agent FROM runs")),
+    "archive_info": lambda on, space: on.archive_info(space),
+    "archive_before": lambda on, space: on.archive_before(space, 0),
     "stage": lambda on, space: on.stage(space, [batches.noise(5000, seed=1)]),
     "claim": lambda on, space: on.claim(space, "job", holder="a", seconds=60),
     "heartbeat": lambda on, space: on.heartbeat(msgspec.structs.replace(LEASE, space=space), seconds=60),
