@@ -71,7 +71,7 @@ def calls() -> dict[str, list[Any]]:
         "scan": [protocol.ScanRequest(query=EventQuery(thread="t1", order="time"), after="1.1", limit=9)],
         "wait": [protocol.WaitRequest(after_seq=0, seconds=0.0)],
         "sums": [SumQuery(grain="day", by=("day", "kind"))],
-        "query": [SqlQuery(sql="SELECT id FROM runs WHERE agent = ?", params=("a",), max_rows=9)],
+        "query": [SqlQuery(sql="SELECT run FROM runs WHERE agent = ?", params=("a",), max_rows=9)],
         "archive_info": [protocol.NoArguments()],
         "archive_before": [protocol.ArchiveRequest(before_us=1)],
         "search": [SearchQuery(collection="notes", text="oak elm")],

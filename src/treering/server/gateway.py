@@ -277,7 +277,11 @@ def _query(target: GatewayTarget, asked: SqlQuery) -> protocol.QueryReply:
 
 
 def _archive(target: GatewayTarget, args: protocol.ArchiveRequest) -> Archived:
-    return store_of(target).archive(before=to_datetime(args.before_us))
+    try:
+        before = to_datetime(args.before_us)
+    except OverflowError:
+        raise InvalidInput(f"before_us={args.before_us} is no date; pass microseconds since 1970") from None
+    return store_of(target).archive(before=before)
 
 
 def store_of(target: GatewayTarget) -> Store:
