@@ -2,9 +2,8 @@
 
 The tree and its edits are those of `benchmarks.workspaces`. A restore is done as another machine would: ours
 reads the index from the bucket, restic keeps its cache of indexes, as it does by default. What writes much is
-done in turns, and the median counts: creating 20,000 files takes from 1 to 40 s here, whoever does it. On
-ext4, a new file goes past every inode that was deleted within the last half minute; so nothing is removed
-before the end.
+done in turns, and the median counts: creating 20,000 files takes from 1 to 40 s here, whoever does it. That
+may have to do with files that were deleted shortly before; so nothing is removed before the end.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -200,7 +200,7 @@ class Run:
 
     def _check(self) -> None:
         """No process is alive: what happened is in the store, and what nobody knows is reported."""
-        effects = list(self.store.effects.list(thread_id=self.thread))
+        effects, reported = self._settled()
         by_order = {_order(each): each for each in effects}
         assert len(by_order) == len(effects), "a call has two effects"
         assert self.known <= {each.id for each in effects}, "an effect was lost"
@@ -208,8 +208,7 @@ class Run:
         happened = self._happened()
         assert set(happened) <= set(by_order), "something happened without an intent"
         assert max(happened.values(), default=0) <= 1, happened
-        left = {each.id for each in effects if each.status in ("started", "unknown") and not each.takes_key}
-        assert self._reported(left) == left, "an effect that nobody knows is not reported"
+        assert reported == _left(effects), "an effect that nobody knows is not reported"
         for order, effect in by_order.items():
             if effect.status == "done":
                 assert happened[order] == 1, f"{order} is done and did not happen"
@@ -228,17 +227,19 @@ class Run:
             acknowledged_outcomes_checked=sum(kind == "tool_result" for kind, _ in acknowledged),
         )
 
-    def _reported(self, expected: set[str]) -> set[str]:
-        """Return the effects that are reported as unknown, once nobody can be making them.
+    def _settled(self) -> tuple[list[Effect], set[str]]:
+        """Return all effects, and those reported as unknown, once nothing of a dead process is on its way.
 
         A process that died between taking an effect's lease and storing its start leaves the lease behind,
-        for two seconds; until then nobody can tell that it is dead.
+        for two seconds; until then nobody can tell that it is dead. And what it sent last to a database or
+        a server may be stored after its death, between two of our reads.
         """
         deadline = time.monotonic() + LEASE_SECONDS
         while True:
-            found = {each.id for each in self.store.effects.unknown(thread_id=self.thread)}
-            if found == expected or time.monotonic() > deadline:
-                return found
+            effects = list(self.store.effects.list(thread_id=self.thread))
+            reported = {each.id for each in self.store.effects.unknown(thread_id=self.thread)}
+            if reported == _left(effects) or time.monotonic() > deadline:
+                return effects, reported
             self.killer.count(waits_for_a_lease=1)
             time.sleep(0.1)
 
@@ -284,6 +285,11 @@ class Run:
         ]  # fmt: skip
         self.killer.count(effects=len(effects), attempts=sum(each.attempt for each in effects))
         self.killer.count(requests_repeated_with_key=self.killer.service.repeated_of(f"{self.thread}/"))
+
+
+def _left(effects: Iterable[Effect]) -> set[str]:
+    """Return the effects whose outcome nobody knows."""
+    return {each.id for each in effects if each.status in ("started", "unknown") and not each.takes_key}
 
 
 def _order(effect: Effect) -> str:
