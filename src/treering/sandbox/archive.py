@@ -148,7 +148,12 @@ class SandboxArchive:
 
     def _combine(self, workspace: StagedSnapshot, home: StagedSnapshot) -> StagedSandbox:
         folder = FolderEntry(name=WORKSPACE, mode=_MODE, tree=workspace.root)
-        top = home.top or self.snapshot(home.root).top
+        top = home.top
+        if top is None:  # an unchanged home was not scanned, and a prune may have come since
+            try:
+                top = Snapshot(self._contents, self._space, home.root).top
+            except NotFound:
+                raise MissingObjects((home.root,)) from None
         entries = [each for each in top.entries if each.name != RESERVED]
         tree = encode_tree(Tree(entries=(*entries, folder)))
         self._contents.stage(self._space, [tree])
